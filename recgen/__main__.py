@@ -1,0 +1,5 @@
+"""`python -m recgen` is the command `recgen`."""
+
+from recgen.cli import main
+
+main()

@@ -1,0 +1,242 @@
+"""The chunked op in text: its kernels, and the launches of forward and backward. Part of emit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .graph import Dot, Load, topological
+from .lower import Loop, Lowered, lower
+from .normalize import NormalForm
+from .schedule import Buffer, Kernel, Schedule
+
+INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """One `@triton.jit` function."""
+
+    name: str
+    doc: str
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def function_name(kernel: Kernel) -> str:
+    return f"chunk_{kernel.name}_kernel"
+
+
+def kernel_text(kernel: Kernel, plan: Schedule, name: str) -> KernelText:
+    """The function of one kernel: indices, masks, the state that enters, the statements, the state that leaves."""
+    lowered = lower(kernel, plan.tile.graph.names, f"{name}.rec")
+    body = _parallel(lowered) if kernel.walk == "parallel" else _scan(lowered)
+    lines = (*_indices(kernel, body), *body)
+    return KernelText(function_name(kernel), _doc(kernel), tuple(_parameters(kernel, lowered, "\n".join(lines))), lines)
+
+
+def _doc(kernel: Kernel) -> str:
+    walks = {
+        "parallel": "One program a chunk and head",
+        "forward": "One program a head and tile of value channels, first chunk to last",
+        "backward": "One program a head and tile of value channels, last chunk to first",
+    }
+    return f"{kernel.doc[0].upper()}{kernel.doc[1:]}. {walks[kernel.walk]}."
+
+
+def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
+    """The tensors that a kernel takes, in order, each once."""
+    ends = [b for b in (kernel.first, kernel.last) if b is not None]
+    return tuple({b.name: b for b in (*kernel.loads, *kernel.stores, *ends)}.values())
+
+
+def _parameters(kernel: Kernel, lowered: Lowered, text: str) -> list[str]:
+    names = [b.name for b in pointers(kernel)]
+    sizes = ["T", "N"]
+    constants = [f"{c}: tl.constexpr" for c in ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "STAGES") if re.search(rf"\b{c}\b", text)]
+    return [*names, *lowered.constants, *sizes, *constants]
+
+
+def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
+    """Where this program stands. Heads are neighbours in memory, so they are neighbours in the grid."""
+    text = "\n".join(body)
+    lines: list[str] = []
+    if kernel.walk == "parallel":
+        lines = ["i_p = tl.program_id(0)", "i_h = i_p % H", "i_t = (i_p // H) % N", "i_b = i_p // (H * N)", "i_bh = i_b * H + i_h"]
+        lines += ["i_c = i_bh.to(tl.int64) * N + i_t"] if "i_c" in text else []
+        lines += ["i_row = i_b.to(tl.int64) * T + i_t * C"] if "i_row" in text else []
+        lines += ["o_t = tl.arange(0, C)"] if "o_t" in text or "m_t" in text else []
+        lines += ["m_t = i_t * C + o_t < T"] if "m_t" in text else []
+        lines += ["o_v = tl.arange(0, BV)"] if "o_v" in text else []
+        return lines
+    lines = ["NV: tl.constexpr = (V + BV - 1) // BV", "i_v = tl.program_id(0) % NV", "i_bh = tl.program_id(0) // NV"]
+    lines += ["i_h = i_bh % H"] if "i_h" in text else []
+    lines += ["i_b = i_bh // H"] if re.search(r"\bi_b\b", text) else []
+    lines += ["o_t = tl.arange(0, C)"] if "o_t" in text or "m_t" in text else []
+    return [*lines, "o_v = i_v * BV + tl.arange(0, BV)", "o_k = tl.arange(0, BK)"]
+
+
+def _parallel(lowered: Lowered) -> tuple[str, ...]:
+    lines = list(lowered.head)
+    for loop in lowered.loops:
+        lines += _loop(loop)
+    return tuple(lines)
+
+
+def _loop(loop: Loop) -> list[str]:
+    """A pass over the key tiles."""
+    if not loop.body:
+        return list(loop.after)
+    lines = [*loop.start, "for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):"]
+    if any("o_k" in line for line in loop.body):
+        lines.append(f"{INDENT}o_k = i_k * BK + tl.arange(0, BK)")
+    return [*lines, *(INDENT + line for line in loop.body), *loop.after]
+
+
+def _scan(lowered: Lowered) -> tuple[str, ...]:
+    kernel = lowered.kernel
+    text = "\n".join(lowered.body)
+    assert kernel.first is not None
+    place = "i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None]"
+    inside = "(o_v[:, None] < V) & (o_k[None, :] < K)"
+    lines = [
+        f"if {kernel.first.name} is None:",
+        f"{INDENT}b_S = tl.zeros((BV, BK), tl.float32)",
+        "else:",
+        f"{INDENT}b_S = tl.load({kernel.first.name} + {place}, mask={inside}, other=0.0).to(tl.float32)  # [BV, BK]",
+        *lowered.head,
+        "for i in tl.range(0, N, num_stages=STAGES):",
+        f"{INDENT}i_t = {'i' if kernel.walk == 'forward' else 'N - 1 - i'}",
+    ]
+    lines += [f"{INDENT}i_c = i_bh.to(tl.int64) * N + i_t"] if "i_c" in text else []
+    lines += [f"{INDENT}i_row = i_b.to(tl.int64) * T + i_t * C"] if "i_row" in text else []
+    lines += [f"{INDENT}m_t = i_t * C + o_t < T"] if "m_t" in text else []
+    lines += [INDENT + line for line in lowered.body]
+    if kernel.last is not None:
+        lines += [f"if {kernel.last.name} is not None:", f"{INDENT}tl.store({kernel.last.name} + {place}, b_S, mask={inside})"]
+    return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchText:
+    """The launches of the chunked op, as lines of its autograd function."""
+
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    saved: tuple[str, ...]
+    tiles: tuple[str, ...]  # rows of the table of tile counts, for the choice of block sizes
+    kernels: tuple[str, ...]
+    inverse_dtype: str
+    gradients: tuple[str, ...]  # one expression an input, in order
+
+
+def launch_text(plan: Schedule, normal: NormalForm) -> LaunchText:
+    """Allocations and launches in order."""
+    made: set[str] = set()
+    forward: list[str] = []
+    for kernel in plan.forward:
+        forward += _launch(kernel, plan, made)
+    backward: list[str] = []
+    made |= {b.name for b in plan.saved}
+    made_backward = {b.name for b in plan.saved}
+    for kernel in plan.backward:
+        backward += _launch(kernel, plan, made_backward)
+    kernels = (*plan.forward, *plan.backward)
+    return LaunchText(
+        tuple(forward),
+        tuple(backward),
+        tuple(b.name for b in plan.saved),
+        tuple(_tiles(k) for k in kernels),
+        tuple(function_name(k) for k in kernels),
+        "tl.float16" if _bounded(normal) else "tl.float32",
+        tuple(_gradient(name, node_axes, normal) for name, node_axes in ((n, node.axes) for n, node in plan.tile.d_inputs)),
+    )
+
+
+def _bounded(normal: NormalForm) -> bool:
+    """Whether every factor of the correction's keys has a bounded domain: then the inverse's entries stay in the range of fp16."""
+    bounded = {i.name for i in normal.inputs if i.domain.kind in ("unit", "unit_norm", "interval") and max(abs(i.domain.low), abs(i.domain.high)) < 1e3}
+    bounded |= {i.name for i in normal.inputs if i.domain.kind == "unit_norm"}
+    rows = [row for step in normal.steps for e in step.events if e.read is not None for row in (e.read, e.write)]
+    return all(s.name in bounded for row in rows for s in row.free_symbols)
+
+
+def _gradient(name: str, axes: tuple[str, ...], normal: NormalForm) -> str:
+    if "t" in axes:
+        return f"d{name}"
+    return f"d{name}.sum((0, 2)).to({name}.dtype)"
+
+
+def _allocate(buffer: Buffer) -> str:
+    name, axes = buffer.name, buffer.node.axes
+    width = {"k": "K", "v": "V", "s": "C"}
+    match (buffer.layout, axes):
+        case ("token", ("t",)):
+            return f"{name} = torch.empty_like({name.removeprefix('d')}, memory_format=torch.contiguous_format)"
+        case ("token", (_, a)):
+            source = name.removeprefix("d") if name != "o" else None
+            dtype = f"{source}.dtype" if source else "dtype"
+            return f"{name} = new_tiles((B, T, H, {width[a]}), {dtype}, device)"
+        case ("share", ()):
+            return f"{name} = torch.empty((B, H, N), dtype=torch.float32, device=device)"
+        case ("share", (a,)):
+            return f"{name} = torch.empty((B, H, N, {width[a]}), dtype=torch.float32, device=device)"
+        case ("chunk", ()):
+            return f"{name} = torch.empty((B * H, N), dtype=torch.float32, device=device)"
+        case ("chunk", ("t",)):
+            return f"{name} = torch.empty((B * H, N * C), dtype=torch.float32, device=device)"
+        case ("chunk", ("k",)):
+            return f"{name} = torch.empty((B * H, N, K), dtype=torch.float32, device=device)"
+        case ("chunk", ("v", "k")):
+            return f"{name} = new_tiles((B * H * N, V, K), dtype, device)"
+        case ("chunk", (_, a)):
+            return f"{name} = new_tiles((B * H, N * C, {width[a]}), {'dtype' if buffer.operand else 'torch.float32'}, device)"
+        case _:
+            raise ValueError(f"no allocation for {buffer}")
+
+
+def _pass(buffer: Buffer) -> str:
+    """How a buffer is handed to a kernel: tiles as descriptors, vectors as pointers."""
+    name, axes = buffer.name, buffer.node.axes
+    block = {"k": "at.BK", "v": "at.BV", "s": "C"}
+    if buffer.layout == "state" or len(axes) < 2:
+        return name
+    if buffer.layout == "token":
+        return f"token_tiles({name}, C, {block[axes[1]]})"
+    if axes == ("v", "k"):
+        return f"tiles({name}, at.BV, at.BK)"
+    return f"tiles({name}, C, {block[axes[1]]})"
+
+
+def _launch(kernel: Kernel, plan: Schedule, made: set[str]) -> list[str]:
+    lines = []
+    for buffer in kernel.stores:
+        if buffer.name not in made:
+            made.add(buffer.name)
+            lines.append(_allocate(buffer))
+    lowered = lower(kernel, plan.tile.graph.names, "")
+    text = kernel_text(kernel, plan, "").parameters
+    at = f'at = configure("{kernel.name}", B * H, K, V, dtype, device)'
+    grid = "(B * H * N,)" if kernel.walk == "parallel" else "(B * H * triton.cdiv(V, at.BV),)"
+    known = {"H": "H", "K": "K", "V": "V", "C": "C", "BK": "at.BK", "BV": "at.BV", "ED": "ED", "XD": "XD", "PRECISION": "PRECISION", "STAGES": "at.stages"}
+    constants = [f"{p.split(':')[0]}={known[p.split(':')[0]]}" for p in text if ":" in p]
+    arguments = [*(_pass(b) for b in pointers(kernel)), *lowered.constants, "T", "N", *constants, "num_warps=at.warps", "num_stages=at.stages"]
+    return [*lines, at, f"kernels.{function_name(kernel)}[{grid}]({', '.join(arguments)}, **at.options)"]
+
+
+def _tiles(kernel: Kernel) -> str:
+    """How many tiles of each shape an iteration of the kernel's loop loads, and what it is: the facts that block sizes follow from."""
+    counts = {"tk": 0, "tv": 0, "ts": 0, "vk": 0, "gate": 0}
+    for buffer in kernel.loads:
+        key = "".join(buffer.node.axes)
+        if key in counts:
+            wide = not buffer.operand or (isinstance(buffer.node.op, Load) and buffer.layout == "token" and False)
+            counts[key] += 2 if wide else 1
+    inverse = any(type(n.op).__name__ == "Inverse" for n in _inside(kernel))
+    dots = sum(isinstance(n.op, Dot) for n in _inside(kernel))
+    return f'"{kernel.name}": Facts("{kernel.walk}", {counts["tk"]}, {counts["tv"]}, {counts["ts"]}, {counts["vk"]}, {inverse}, {dots})'
+
+
+def _inside(kernel: Kernel) -> list[object]:
+    have = {b.node.index for b in kernel.loads}
+    return [n for n in topological((b.node for b in kernel.stores), stop=lambda n: n.index in have) if n.index not in have]  # type: ignore[misc]

@@ -1,0 +1,447 @@
+"""The tile algebra: a dozen operations on tiles with named axes, built hash-consed so that equal work is one node.
+
+Axes: t (token of the chunk), s (a second, earlier token of the same chunk), k (key channel), v (value channel).
+A node says what is computed; which kernel computes it, in which layout and from which memory, is the schedule's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+Axis = Literal["t", "s", "k", "v"]
+Axes = tuple[Axis, ...]
+ORDER: Axes = ("t", "s", "v", "k")  # canonical order of the axes of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A tile that comes from memory: an input, the state at the start, or a cotangent from outside."""
+
+    name: str
+    role: Literal["input", "state", "cotangent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A number, or a keyword argument of the op (`scale`)."""
+
+    value: float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """An elementwise function of its arguments, broadcast over the axes that they lack."""
+
+    fn: str
+    exponent: float = 1.0  # of fn "pow" alone
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """The same value along further axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sum over one axis."""
+
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A vector over t seen as a vector over s, or back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The cumulative sum over t inside blocks of `size` tokens: no sum ever crosses a block, so nothing has to be subtracted."""
+
+    size: int
+    reverse: bool    # from the block's end backward
+    exclusive: bool  # without the own token
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Keeps entries (t, s) with s < t (strict), s <= t (causal), or t in the upper and s in the lower half of one 2*size block (level)."""
+
+    kind: Literal["strict", "causal", "level"]
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """Zero on the padding rows of a ragged last chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """exp(read_t - write_s) where s <= t and no reset lies between; arguments: read sum, read resets, write sum, write resets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagonal:
+    """A vector over t as the diagonal of a (t, s) matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDiagonal:
+    """The diagonal of a (t, s) matrix, as a vector over t."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """(I - L)^-1 of a strictly lower triangular L."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A matrix product; letters name the axes of the two operands and of the result, e.g. "ts,sv->tv"."""
+
+    spec: str
+    solve: bool = False  # the first operand is an Inverse: its gradient goes to L, through dL = dY E^T
+
+
+Op = Load | Const | Map | Expand | Sum | Along | Segment | Mask | Valid | Decay | Diagonal | TakeDiagonal | Inverse | Dot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One tile value. Compared by identity: the Graph that made it keeps equal nodes one."""
+
+    op: Op
+    args: tuple[Node, ...]
+    axes: Axes
+    line: int
+    index: int  # order of creation: arguments come before what uses them
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
+
+def letters(node: Node) -> str:
+    return "".join(node.axes)
+
+
+def order_axes(axes: Iterable[Axis]) -> Axes:
+    present = set(axes)
+    return tuple(a for a in ORDER if a in present)
+
+
+def topological(targets: Iterable[Node], stop: Callable[[Node], bool] = lambda n: False) -> tuple[Node, ...]:
+    """Everything that `targets` need, arguments first, in order of creation; nothing behind a node where `stop` holds."""
+    seen: dict[int, Node] = {}
+    pending = list(targets)
+    while pending:
+        node = pending.pop()
+        if node.index in seen:
+            continue
+        seen[node.index] = node
+        if not stop(node):
+            pending.extend(node.args)
+    return tuple(seen[i] for i in sorted(seen))
+
+
+def product_factors(node: Node) -> Iterator[Node]:
+    """The factors of a product, nested products opened."""
+    if isinstance(node.op, Map) and node.op.fn == "mul":
+        for arg in node.args:
+            yield from product_factors(arg)
+    else:
+        yield node
+
+
+@dataclass(slots=True)
+class Graph:
+    """Builds nodes; simplifies on the way, and only lets valid ones through."""
+
+    table: dict[tuple[object, ...], Node] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    line: int = 0  # the spec line that is being translated
+
+    def make(self, op: Op, args: tuple[Node, ...], axes: Axes) -> Node:
+        key = (op, tuple(a.index for a in args), axes)
+        node = self.table.get(key)
+        if node is None:
+            node = Node(op, args, axes, self.line, len(self.table))
+            self.table[key] = node
+        return node
+
+    def name(self, node: Node, name: str) -> Node:
+        """Suggests how the value is called where it is printed; the first suggestion stays."""
+        if not isinstance(node.op, Load | Const):
+            self.names.setdefault(node.index, name)
+        return node
+
+    # leaves
+
+    def load(self, name: str, axes: Axes, role: Literal["input", "state", "cotangent"] = "input") -> Node:
+        return self.make(Load(name, role), (), axes)
+
+    def const(self, value: float | str) -> Node:
+        return self.make(Const(float(value) if not isinstance(value, str) else value), (), ())
+
+    # elementwise
+
+    def map(self, fn: str, *args: Node, exponent: float = 1.0) -> Node:
+        axes = order_axes(a for arg in args for a in arg.axes)
+        args = tuple(a.args[0] if isinstance(a.op, Expand) and _covered(a, args, axes) else a for a in args)
+        return self.make(Map(fn, exponent), args, axes)
+
+    def add(self, *args: Node) -> Node:
+        terms = [a for a in args if not is_number(a, 0.0)]
+        if not terms:
+            return self.const(0.0)
+        total = terms[0]
+        for term in terms[1:]:
+            total = self.map("add", total, term)
+        return total
+
+    def neg(self, x: Node) -> Node:
+        return self.mul(self.const(-1.0), x)
+
+    def mul(self, *args: Node) -> Node:
+        """A product; numbers are collected in front, and a product that already exists is used again."""
+        number, rest = 1.0, []
+        for factor in (f for a in args for f in _open_numbers(a)):
+            if is_number(factor):
+                assert isinstance(factor.op, Const) and isinstance(factor.op.value, float)
+                number *= factor.op.value
+            else:
+                rest.append(factor)
+        if number == 0.0:
+            return self.const(0.0)
+        rest.sort(key=lambda n: (len(n.axes), n.index))
+        result = rest[0] if rest else self.const(number)
+        for factor in rest[1:]:
+            result = self._mul(result, factor)
+        return result if number == 1.0 or not rest else self._mul(self.const(number), result)
+
+    def _mul(self, x: Node, y: Node) -> Node:
+        if isinstance(x.op, Map) and x.op.fn == "mul":
+            for kept, other in (x.args, x.args[::-1]):
+                known = self.table.get(_product_key(kept, y))
+                if known is not None and not isinstance(kept.op, Const):
+                    return self.map("mul", known, other)
+        return self.map("mul", x, y) if x.index <= y.index else self.map("mul", y, x)
+
+    def pow(self, x: Node, exponent: float) -> Node:
+        return x if exponent == 1.0 else self.map("pow", x, exponent=exponent)
+
+    def exp(self, x: Node) -> Node:
+        return self.const(1.0) if is_number(x, 0.0) else self.map("exp", x)
+
+    def expand(self, x: Node, axes: Axes) -> Node:
+        axes = order_axes((*x.axes, *axes))
+        return x if axes == x.axes else self.make(Expand(), (x,), axes)
+
+    # along an axis
+
+    def sum(self, x: Node, axis: Axis, *, rotate: bool = True) -> Node:
+        """The sum over an axis; factors without the axis come out of it.
+
+        With `rotate`, sum_v c (x y) is turned into sum_k x (c y) and the like, until the sum runs over key channels: the product that then
+        stands inside is one that the gradients of x and y need anyway.
+        """
+        if axis not in x.axes:
+            raise ValueError(f"no axis {axis} in {x.axes}")
+        factors = list(product_factors(x))
+        inside = [f for f in factors if axis in f.axes]
+        outside = [f for f in factors if axis not in f.axes]
+        covered = {a for f in (*inside, *outside) for a in f.axes} - {axis} == {a for f in inside for a in f.axes if a != axis} | {a for f in outside for a in f.axes}
+        if outside and covered:
+            return self.mul(*outside, self.sum(self.mul(*inside), axis, rotate=rotate))
+        if rotate and axis != "k":
+            turned = self._rotate(inside, axis)
+            if turned is not None:
+                return turned
+        return self.make(Sum(axis), (x,), tuple(a for a in x.axes if a != axis))
+
+    def _rotate(self, factors: list[Node], axis: Axis, fixed: int = 0) -> Node | None:
+        """sum over `axis` of c * Dot(x, y), as a sum over the axis that the Dot contracts; the first `fixed` factors belong to c."""
+        for i, factor in enumerate(factors):
+            others = factors[:i] + factors[i + 1 :]
+            if not others or i < fixed or not _has_product(factor):
+                continue
+            if isinstance(factor.op, Map) and factor.op.fn == "add":
+                return self.add(*(self.sum(self.mul(*others, self.expand(term, factor.axes)), axis) for term in factor.args))
+            if isinstance(factor.op, Mask):  # the mask may stand on c as well
+                masked = self.mask(self.mul(*others), factor.op.kind, factor.op.size)
+                turned = self._rotate([masked, *product_factors(factor.args[0])], axis, fixed=1)
+                if turned is not None:
+                    return turned
+                continue
+            if not isinstance(factor.op, Dot) or factor.op.solve or "k" in factor.axes:
+                continue
+            if axis != "v" and not any("k" in a.axes for a in factor.args):
+                continue
+            left, right, out = split_spec(factor.op.spec)
+            summed = out[factor.axes.index(axis)]
+            stay, mine, moved, theirs = (factor.args[0], left, factor.args[1], right) if summed in right else (factor.args[1], right, factor.args[0], left)
+            rest = self.expand(self.mul(*others), factor.axes)
+            contracted = next(c for c in left if c in right and c not in out)
+            product = self.dot(f"{out},{theirs}->{mine}", rest, moved)
+            result = self.sum(self.mul(stay, product), stay.axes[mine.index(contracted)])
+            want = tuple(a for a in factor.axes if a != axis)
+            return result if result.axes == want else self.along(result)
+        return None
+
+    def along(self, x: Node) -> Node:
+        """A vector over t as one over s, or back; a tile without either stays as it is."""
+        if isinstance(x.op, Along):
+            return x.args[0]
+        swap: dict[Axis, Axis] = {"t": "s", "s": "t"}
+        axes = order_axes(swap.get(a, a) for a in x.axes)
+        return x if axes == x.axes else self.make(Along(), (x,), axes)
+
+    def segment(self, x: Node, size: int, *, reverse: bool = False, exclusive: bool = False) -> Node:
+        if size == 1:
+            return self.const(0.0) if exclusive else x
+        return self.make(Segment(size, reverse, exclusive), (x,), x.axes)
+
+    def mask(self, x: Node, kind: Literal["strict", "causal", "level"], size: int = 0) -> Node:
+        if isinstance(x.op, Mask) and x.op == Mask(kind, size) or is_number(x, 0.0):
+            return x
+        return self.make(Mask(kind, size), (x,), ("t", "s"))
+
+    def valid(self, x: Node) -> Node:
+        return self.make(Valid(), (x,), x.axes)
+
+    def decay(self, read: tuple[Node, Node], write: tuple[Node, Node], *, strict: bool) -> Node:
+        weight = self.make(Decay(), (*read, *write), ("t", "s"))
+        return self.mask(weight, "strict") if strict else weight
+
+    def diagonal(self, x: Node) -> Node:
+        return self.make(Diagonal(), (x,), ("t", "s"))
+
+    def take_diagonal(self, x: Node) -> Node:
+        return self.make(TakeDiagonal(), (x,), ("t",))
+
+    # matrices
+
+    def inverse(self, x: Node) -> Node:
+        return self.make(Inverse(), (x,), ("t", "s"))
+
+    def solve(self, inverse: Node, y: Node) -> Node:
+        """(I - L)^-1 y."""
+        return self.dot("tr,rs->ts" if y.axes == ("t", "s") else "ts,sv->tv", inverse, y, solve=True)
+
+    def dot(self, spec: str, x: Node, y: Node, *, solve: bool = False) -> Node:
+        """The matrix product `spec`. Row and column scales are moved out of the operands, so that loaded tiles meet the tensor cores as they are.
+
+        A scale over result axes goes to the result; one over the contracted axis goes to the operand that has to be computed anyway,
+        or to the one with value channels.
+        """
+        if is_number(x, 0.0) or is_number(y, 0.0):
+            return self.const(0.0)
+        left, right, out = _canonical(spec)
+        if out[0] not in left:
+            left, right, x, y = right, left, y, x
+        x_core, x_scales = self._scales(x)
+        y_core, y_scales = self._scales(y) if not solve else (y, [])
+        if solve:
+            x_core, x_scales = x, []
+        outer: list[Node] = []
+        inner: list[tuple[Node, str]] = []
+        for scales, mine, node in ((x_scales, left, x), (y_scales, right, y)):
+            for scale in scales:
+                local = "".join(mine[node.axes.index(a)] for a in scale.axes)
+                if all(c in out for c in local):
+                    outer.append(self._relabel(scale, local, out))
+                else:
+                    inner.append((scale, local))
+        for scale, local in inner:
+            contracted = next(c for c in left if c in right and c not in out)
+            if local == contracted and _carries_scale(y_core, x_core):
+                y_core = self.mul(self._relabel(scale, local, right), y_core)
+            elif local == contracted:
+                x_core = self.mul(self._relabel(scale, local, left), x_core)
+            elif all(c in left for c in local):
+                x_core = self.mul(scale, x_core)
+            else:
+                y_core = self.mul(scale, y_core)
+        axes = _result_axes(out)
+        return self.mul(*outer, self.make(Dot(f"{left},{right}->{out}", solve), (x_core, y_core), axes))
+
+    def _scales(self, x: Node) -> tuple[Node, list[Node]]:
+        factors = list(product_factors(x))
+        whole = [f for f in factors if f.axes == x.axes]
+        part = [f for f in factors if f.axes != x.axes]
+        return (self.mul(*whole), part) if whole else (x, [])
+
+    def _relabel(self, scale: Node, local: str, target: str) -> Node:
+        """The scale in the naming of `target`, where a lone token axis is t and the second of two is s."""
+        token = [c for c in target if c in "tsr"]
+        if not local or local not in token:
+            return scale
+        want = ("t", "s")[token.index(local)]
+        return scale if want in scale.axes else self.along(scale)
+
+
+def _result_axes(out: str) -> Axes:
+    tokens = iter(("t", "s"))
+    names: list[str] = [next(tokens) if c in "tsr" else c for c in out]
+    return tuple(names)  # type: ignore[arg-type]
+
+
+def _canonical(spec: str) -> tuple[str, str, str]:
+    """The same product with its token axes called t and s in the result's order, the contracted one after them: equal products are one node."""
+    left, right, out = split_spec(spec)
+    tokens = [c for c in dict.fromkeys(out + left + right) if c in "tsr"]
+    rename = str.maketrans(dict(zip(tokens, "tsr", strict=False)))
+    return left.translate(rename), right.translate(rename), out.translate(rename)
+
+
+def split_spec(spec: str) -> tuple[str, str, str]:
+    operands, out = spec.split("->")
+    left, right = operands.split(",")
+    return left, right, out
+
+
+def is_number(node: Node, value: float | None = None) -> bool:
+    if not isinstance(node.op, Const) or isinstance(node.op.value, str):
+        return False
+    return value is None or node.op.value == value
+
+
+def is_raw(node: Node) -> bool:
+    return isinstance(node.op, Load)
+
+
+def _has_product(node: Node) -> bool:
+    """Whether a sum over `node` can be turned: a product, or a masked or summed one."""
+    match node.op:
+        case Dot(solve=solve):
+            return not solve
+        case Map(fn="add") | Mask():
+            return any(_has_product(f) for a in node.args for f in product_factors(a))
+        case _:
+            return False
+
+
+def _carries_scale(candidate: Node, other: Node) -> bool:
+    """Whether a scale over the contracted axis should go to `candidate` rather than to `other`."""
+    if is_raw(candidate) != is_raw(other):
+        return is_raw(other)
+    return "v" in candidate.axes
+
+
+def _open_numbers(node: Node) -> Iterator[Node]:
+    """A product with a number in front is opened, so that numbers meet."""
+    if isinstance(node.op, Map) and node.op.fn == "mul" and is_number(node.args[0]):
+        yield from node.args
+    else:
+        yield node
+
+
+def _product_key(x: Node, y: Node) -> tuple[object, ...]:
+    x, y = (x, y) if x.index <= y.index else (y, x)
+    return (Map("mul"), (x.index, y.index), order_axes((*x.axes, *y.axes)))
+
+
+def _covered(expanded: Node, args: tuple[Node, ...], axes: Axes) -> bool:
+    others = {a for arg in args if arg is not expanded for a in arg.axes} | set(expanded.args[0].axes)
+    return others == set(axes)

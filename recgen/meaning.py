@@ -1,0 +1,146 @@
+"""What each tile operation means, in NumPy: the oracle that every printed form is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import (
+    Along,
+    Axis,
+    Const,
+    Decay,
+    Diagonal,
+    Dot,
+    Expand,
+    Inverse,
+    Load,
+    Map,
+    Mask,
+    Node,
+    Segment,
+    Sum,
+    TakeDiagonal,
+    Valid,
+    split_spec,
+    topological,
+)
+
+Array = NDArray[np.float64]
+RESET = -87.0  # exp of it is the smallest normal float32: a decay below is a reset
+
+
+def evaluate(targets: Iterable[Node], env: Mapping[str, Array], sizes: Mapping[Axis, int], valid: int | None = None) -> dict[int, Array]:
+    """Values of `targets` and of all they need, by node index.
+
+    env: arrays by name, shaped by the axes of their Load; sizes: extent of each axis (s like t); valid: rows before the padding.
+    """
+    sizes = {**sizes, "s": sizes.get("t", 0)}
+    values: dict[int, Array] = {}
+    with np.errstate(divide="ignore", over="ignore"):
+        for node in topological(targets):
+            args = [values[a.index] for a in node.args]
+            values[node.index] = _apply(node, args, env, sizes, valid)
+    return values
+
+
+def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mapping[Axis, int], valid: int | None) -> Array:
+    match node.op:
+        case Load(name=name):
+            return np.asarray(env[name], np.float64)
+        case Const(value=value):
+            return np.asarray(env[value] if isinstance(value, str) else value, np.float64)
+        case Map(fn=fn, exponent=exponent):
+            spread = [_spread(x, a.axes, node.axes) for x, a in zip(args, node.args, strict=True)]
+            return _elementwise(fn, spread, exponent)
+        case Expand():
+            shape = tuple(sizes[a] for a in node.axes)
+            return np.broadcast_to(_spread(args[0], node.args[0].axes, node.axes), shape)
+        case Sum(axis=axis):
+            return args[0].sum(node.args[0].axes.index(axis))
+        case Along():
+            return args[0]
+        case Segment(size=size, reverse=reverse, exclusive=exclusive):
+            return _segment(args[0], size, reverse, exclusive)
+        case Mask(kind=kind, size=size):
+            return np.where(mask_matrix(kind, size, sizes["t"]), args[0], 0.0)
+        case Valid():
+            rows = np.arange(sizes["t"]) < (sizes["t"] if valid is None else valid)
+            return np.where(_spread(rows, ("t",), node.axes), args[0], 0.0)
+        case Decay():
+            read, read_resets, write, write_resets = args
+            connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("causal", 0, sizes["t"])
+            return np.exp(np.where(connected, read[:, None] - write[None, :], -np.inf))
+        case Diagonal():
+            return np.diag(args[0])
+        case TakeDiagonal():
+            return np.diagonal(args[0]).copy()
+        case Inverse():
+            return np.linalg.inv(np.eye(sizes["t"]) - args[0])
+        case Dot(spec=spec):
+            left, right, out = split_spec(spec)
+            return np.einsum(f"{left},{right}->{out}", *args)
+        case _:
+            assert_never(node.op)
+
+
+def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
+    """[t, s] of Mask."""
+    t, s = np.arange(n)[:, None], np.arange(n)[None, :]
+    match kind:
+        case "strict":
+            return s < t
+        case "causal":
+            return s <= t
+        case "level":
+            return (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
+        case _:
+            raise ValueError(kind)
+
+
+def _spread(x: Array | NDArray[np.bool_], axes: tuple[Axis, ...], target: tuple[Axis, ...]) -> Array:
+    return np.expand_dims(x, tuple(i for i, a in enumerate(target) if a not in axes))
+
+
+def _segment(x: Array, size: int, reverse: bool, exclusive: bool) -> Array:
+    blocks = x.reshape(x.shape[0] // size, size, *x.shape[1:])
+    if reverse:
+        blocks = blocks[:, ::-1]
+    total = np.cumsum(blocks, axis=1)
+    if exclusive:
+        total = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+    if reverse:
+        total = total[:, ::-1]
+    return total.reshape(x.shape)
+
+
+def _elementwise(fn: str, args: list[Array], exponent: float) -> Array:
+    x = args[0]
+    match fn:
+        case "add":
+            return x + args[1]
+        case "mul":
+            return x * args[1]
+        case "exp":
+            return np.exp(x)
+        case "log":
+            return np.log(x)
+        case "sigmoid":
+            return np.exp(-np.logaddexp(0.0, -x))
+        case "softplus":
+            return np.logaddexp(0.0, x)
+        case "tanh":
+            return np.tanh(x)
+        case "pow":
+            return x**exponent
+        case "quotient":  # x / y, and 0 where x is 0: a gradient that no path carries
+            return np.divide(x, args[1], out=np.zeros(np.broadcast(x, args[1]).shape), where=np.broadcast_to(x != 0, np.broadcast(x, args[1]).shape))
+        case "finite":  # a log decay without its resets
+            return np.where(x < RESET, 0.0, x)
+        case "resets":
+            return np.where(x < RESET, 1.0, 0.0)
+        case _:
+            raise ValueError(f"no meaning for {fn}")

@@ -1,0 +1,295 @@
+"""schedule: TileGraph -> Schedule: which kernel computes which node, and which values pass through memory between kernels.
+
+Forward: prepare (chunks in parallel) -> scan with output. Backward: prepare -> states (forward scan again) -> reverse scan -> gradient (chunks in
+parallel). What a kernel loads rather than computes again is a minimum cut between bytes and operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import networkx as nx
+
+from .cost import Sizes, seconds
+from .errors import VerifyError
+from .graph import Const, Dot, Load, Node, Valid, topological
+from .hardware import H200, Hardware
+from .tile import TileGraph
+
+SCAN = 0.5  # a scan has one program a head: an operation there costs half as much again
+PARALLEL = 1.0  # the gradient kernel is the largest: what it does twice, it does at full price
+
+Layout = Literal["token", "chunk", "head", "share", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A value in memory. token: the caller's [B,T,H,.]; chunk: [B,H,chunks,.], made here; head: a parameter; share: a chunk's part of a
+    parameter's gradient; state: [B,H,K,V], the ends of a scan."""
+
+    name: str
+    node: Node
+    layout: Layout
+    operand: bool  # in the dtype of the matrix operands, otherwise fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch. walk: chunks in parallel, or one program scanning them; carry: the tile handed from chunk to chunk and its successor."""
+
+    name: str
+    walk: Literal["parallel", "forward", "backward"]
+    loads: tuple[Buffer, ...]
+    stores: tuple[Buffer, ...]
+    carry: tuple[Node, Node] | None
+    first: Buffer | None  # the state that enters the scan, if the caller gives one
+    last: Buffer | None   # the state that leaves it
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The kernels of the chunked op in launch order; `saved` is what the forward keeps for the backward beside the inputs."""
+
+    tile: TileGraph
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    saved: tuple[Buffer, ...]
+    sizes: Sizes
+    hardware: Hardware
+
+    def verify(self) -> None:
+        """Every kernel can compute what it stores from what it loads, and loads only what was written before."""
+        written: set[str] = set()
+        for kernel in (*self.forward, *self.backward):
+            have = {b.node.index for b in kernel.loads} | ({kernel.carry[0].index} if kernel.carry else set())
+            for buffer in kernel.loads:
+                if buffer.layout == "chunk" and buffer.name not in written:
+                    raise VerifyError(f"{kernel.name} loads {buffer.name} before a kernel wrote it")
+            for node in topological((b.node for b in kernel.stores), stop=lambda n, have=have: n.index in have):  # type: ignore[misc]
+                if isinstance(node.op, Load) and node.index not in have:
+                    raise VerifyError(f"{kernel.name} needs {node.op.name}, which it does not load")
+            written |= {b.name for b in kernel.stores}
+
+    def operands(self) -> frozenset[str]:
+        """Inputs that some kernel hands to a matrix product as they are loaded."""
+        found: set[str] = set()
+        for kernel in (*self.forward, *self.backward):
+            have = {b.node.index for b in kernel.loads}
+            targets = [b.node for b in kernel.stores] + ([kernel.carry[1]] if kernel.carry else [])
+            for node in topological(targets, stop=lambda n, have=have: n.index in have):  # type: ignore[misc]
+                if isinstance(node.op, Dot) and node.index not in have:
+                    found |= {a.op.name for a in node.args if isinstance(a.op, Load) and a.op.role == "input"}
+        return frozenset(found)
+
+    def __str__(self) -> str:
+        from .show import show_schedule
+
+        return show_schedule(self)
+
+
+@dataclass(slots=True)
+class _Planner:
+    """The dependencies of the nodes and the buffers named so far."""
+
+    tile: TileGraph
+    sizes: Sizes
+    hardware: Hardware
+    buffers: dict[int, Buffer]
+
+    def depends(self, node: Node) -> frozenset[str]:
+        """Which of state, dstate, do, inputs the node needs."""
+        leaves = topological([node])
+        return frozenset(n.op.name if n.op.role != "input" else "input" for n in leaves if isinstance(n.op, Load))
+
+    def cut(self, targets: Iterable[Node], given: set[int], storable: Callable[[Node], bool], pressure: float) -> tuple[Node, ...]:
+        """The nodes that a kernel computing `targets` loads: a minimum cut between passing a value through memory and computing it here.
+
+        given: values in memory already, which cost their load alone. storable: what another kernel could store. pressure: how much dearer an
+        operation is here than in the kernel that would make it for us. A kernel that makes values for us loads its inputs: that counts too.
+        """
+        targets = tuple(targets)
+        graph = nx.DiGraph()
+        nodes = topological(targets, stop=lambda n: isinstance(n.op, Load))
+        goals = {n.index for n in targets}
+
+        def ticks(time: float) -> int:  # integers, so that the cut cannot depend on rounding
+            return round(time * 1e15)
+
+        for node in nodes:
+            if isinstance(node.op, Const):
+                continue
+            load = self.bytes(node) / self.hardware.bandwidth
+            made, here = (node.index, "made"), (node.index, "here")
+            if isinstance(node.op, Load):
+                graph.add_edge("source", here, capacity=ticks(load))
+                if node.op.role == "input":
+                    graph.add_edge((node.index, "maker"), "sink", capacity=ticks(load))
+                continue
+            if node.index in goals or not (node.index in given or storable(node)):
+                graph.add_edge(made, here)
+            else:
+                graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
+            graph.add_edge("source", made, capacity=ticks(pressure * self.seconds(node)))
+            for arg in node.args:
+                if not isinstance(arg.op, Const):
+                    graph.add_edge((arg.index, "here"), made)
+                if isinstance(arg.op, Load) and arg.op.role == "input" and node.index not in given and self.local(node):
+                    graph.add_edge(made, (arg.index, "maker"))
+        for target in targets:
+            graph.add_edge((target.index, "here"), "sink")
+        _, (before, _) = nx.minimum_cut(graph, "source", "sink")
+        return tuple(
+            n for n in nodes
+            if not isinstance(n.op, Const) and (n.index, "here") not in before and (isinstance(n.op, Load) or (n.index, "made") in before)
+        )
+
+    def bytes(self, node: Node) -> int:
+        """Gates stay fp32 whatever the operands are."""
+        gates = {i.name for i in self.tile.form.normal.inputs if i.domain.kind == "log_decay"}
+        gate = isinstance(node.op, Load) and node.op.name in gates
+        return 4 * self.sizes.count(node) if gate else self.sizes.bytes(node)
+
+    def local(self, node: Node) -> bool:
+        """A kernel over chunks can make it before any scan: it varies with the chunk, needs inputs alone, and has no value channels."""
+        return "v" not in node.axes and varies(node) and self.depends(node) <= {"input"}
+
+    def seconds(self, node: Node) -> float:
+        return seconds(node, self.sizes, self.hardware)
+
+    def buffer(self, node: Node, *, name: str | None = None, layout: Layout | None = None) -> Buffer:
+        known = self.buffers.get(node.index)
+        if known is not None:
+            return known
+        if isinstance(node.op, Load):
+            token = "t" in node.axes
+            where: Layout = "token" if token else ("chunk" if node.op.role != "input" else "head")
+            label = {"state": "states", "dstate": "d_states"}.get(node.op.name, node.op.name)
+            made = Buffer(label, node, where, operand=False)
+        else:
+            taken = {b.name for b in self.buffers.values()}
+            label = name or self.tile.graph.names.get(node.index, f"x{node.index}")
+            while label in taken:
+                label += "_"
+            made = Buffer(label, node, layout or "chunk", operand=False)
+        self.buffers[node.index] = made
+        return made
+
+
+def _settle(plan: Schedule) -> Schedule:
+    """A tile that passes between kernels as a matrix operand alone is kept in the operands' dtype, any other in fp32."""
+    keep: set[str] = set()
+    for kernel in (*plan.forward, *plan.backward):
+        have = {b.node.index for b in kernel.loads}
+        inside = topological((b.node for b in kernel.stores), stop=lambda n, have=have: n.index in have)  # type: ignore[misc]
+        ends = {b.node.index for b in kernel.stores}
+        for buffer in kernel.loads:
+            users = [n for n in inside if buffer.node in n.args and n.index not in have]
+            if any(not isinstance(n.op, Dot) for n in users) and buffer.node.index not in ends:
+                keep.add(buffer.name)
+
+    def settled(buffer: Buffer) -> Buffer:
+        tile = len(buffer.node.axes) == 2
+        if buffer.layout == "chunk":
+            return replace(buffer, operand=tile and (buffer.name not in keep or buffer.node.axes == ("v", "k")))
+        return replace(buffer, operand=tile and buffer.layout == "token")
+
+    def kernels(stage: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        return tuple(replace(k, loads=tuple(map(settled, k.loads)), stores=tuple(map(settled, k.stores))) for k in stage)
+
+    return replace(plan, forward=kernels(plan.forward), backward=kernels(plan.backward), saved=tuple(map(settled, plan.saved)))
+
+
+def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
+    """Cuts the graph into kernels."""
+    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {})
+    for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
+        plan.buffer(leaf)
+    forward, saved = _forward(plan)
+    backward = _backward(plan, saved)
+    result = _settle(Schedule(tile, forward, backward, saved, plan.sizes, hardware))
+    result.verify()
+    return result
+
+
+def varies(node: Node) -> bool:
+    """Whether a value differs from chunk to chunk; a per-head parameter does not."""
+    return any(isinstance(n.op, Valid) or (isinstance(n.op, Load) and ("t" in n.axes or n.op.role != "input")) for n in topological([node]))
+
+
+def _prepare(plan: _Planner, name: str, wanted: list[Node], written: set[int], doc: str) -> Kernel | None:
+    targets = [n for n in wanted if not isinstance(n.op, Load) and n.index not in written]
+    if not targets:
+        return None
+    loads = [n for n in topological(targets, stop=lambda n: n.index in written) if isinstance(n.op, Load) or n.index in written]
+    return Kernel(name, "parallel", tuple(plan.buffer(n) for n in loads), tuple(plan.buffer(n) for n in targets), None, None, None, doc)
+
+
+def _forward(plan: _Planner) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
+    tile = plan.tile
+    loads = plan.cut([tile.output, tile.state], set(), plan.local, SCAN)
+    loads = tuple(n for n in loads if n is not tile.start)
+    prepare = _prepare(plan, "prepare", list(loads), set(), "what depends on one chunk alone")
+    output = plan.buffer(tile.output, name="o", layout="token")
+    scan = Kernel(
+        "scan", "forward", tuple(plan.buffer(n) for n in loads), (output,), (tile.start, tile.state),
+        Buffer("initial_state", tile.start, "state", False), Buffer("final_state", tile.state, "state", False),
+        "the state from chunk to chunk, and the output",
+    )
+    stored = prepare.stores if prepare else ()
+    saved = tuple(b for b in stored if not {"k", "v"} & set(b.node.axes))
+    return ((prepare, scan) if prepare else (scan,)), saved
+
+
+def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
+    tile = plan.tile
+    given = {b.node.index for b in saved}
+    backward_state = {n.index for n in topological([tile.d_start])}
+    forward_state = {n.index for n in topological([tile.state])}
+
+    def storable(node: Node) -> bool:
+        if plan.local(node):
+            return True
+        needs = plan.depends(node)
+        in_states = node.index in forward_state and "state" in needs and "t" in node.axes
+        in_reverse = node.index in backward_state and "dstate" in needs and "t" in node.axes
+        return in_states or in_reverse
+
+    early = [n for n in dict.fromkeys(node for _, node in tile.d_inputs) if n.index in backward_state and "t" in n.axes]
+    gradients = [n for n in dict.fromkeys(node for _, node in tile.d_inputs) if n not in early]
+    final = {node: name for name, node in tile.d_inputs}
+    tokens = {node.index: ("token" if "t" in node.axes else "share") for node in final}
+    for name, node in tile.d_inputs:
+        plan.buffer(node, name=f"d{name}", layout=tokens[node.index])  # type: ignore[arg-type]
+    given |= {n.index for n in early}
+    gradient_loads = plan.cut(gradients, given, storable, PARALLEL) if gradients else ()
+    forward_rows = [n for n in gradient_loads if "state" in plan.depends(n) and not isinstance(n.op, Load)]
+    reverse_rows = [n for n in gradient_loads if "dstate" in plan.depends(n) and not isinstance(n.op, Load)]
+    reverse_rows = list(dict.fromkeys([*early, *reverse_rows]))
+    states_loads = plan.cut([tile.state, *forward_rows], given, plan.local, SCAN) if tile.start in gradient_loads or forward_rows else ()
+    states_loads = tuple(n for n in states_loads if n is not tile.start)
+    reverse_loads = tuple(n for n in plan.cut([tile.d_start, *reverse_rows], given, plan.local, SCAN) if n is not tile.d_state)
+    needed = list(dict.fromkeys(n for n in (*states_loads, *reverse_loads, *gradient_loads) if plan.local(n)))
+    prepare = _prepare(plan, "prepare_backward", needed, {b.node.index for b in saved}, "what the forward did not keep")
+    buffers = lambda nodes: tuple(plan.buffer(n) for n in nodes)  # noqa: E731
+    kernels = [prepare] if prepare else []
+    if tile.start in gradient_loads or forward_rows:
+        keep = (tile.start,) if tile.start in gradient_loads else ()
+        kernels.append(Kernel(
+            "states", "forward", buffers(states_loads), buffers((*keep, *forward_rows)), (tile.start, tile.state),
+            Buffer("initial_state", tile.start, "state", False), None, "the states that enter the chunks, once more",
+        ))
+    keep = (tile.d_state,) if tile.d_state in gradient_loads else ()
+    kernels.append(Kernel(
+        "reverse", "backward", buffers(reverse_loads), buffers((*keep, *reverse_rows)), (tile.d_state, tile.d_start),
+        Buffer("d_final_state", tile.d_state, "state", False), Buffer("d_initial_state", tile.d_start, "state", False),
+        "the state's gradient from the last chunk to the first",
+    ))
+    if gradients:
+        kernels.append(Kernel(
+            "gradient", "parallel", buffers(gradient_loads), buffers(gradients), None, None, None, "the gradients of the inputs, chunk by chunk",
+        ))
+    return tuple(kernels)
+

@@ -1,0 +1,93 @@
+"""Elementwise work on inputs: SymPy expressions become tile nodes, so that it is fused into the kernels and differentiated like the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sympy import Add, Expr, Float, Integer, Mul, Number, Pow, Rational, Symbol, exp, log, nan, tanh, zoo
+
+from .graph import Axes, Graph, Node
+from .normalize import Input
+
+
+def input_axes(declared: Input) -> Axes:
+    """The axes of an input's tile inside one chunk and head."""
+    return tuple(declared.axes) if declared.axes is not None else ()
+
+
+def translate(graph: Graph, expr: Expr, inputs: tuple[Input, ...], *, padded: bool = True, token: bool = False) -> Node:
+    """The node of `expr`. With `padded`, rows behind the end of the sequence (where inputs load as 0) are 0, never NaN.
+    With `token`, of one token: inputs have no token axis."""
+    table = {i.name: replace(i, axes=tuple(a for a in i.axes if a != "t")) if token and i.axes is not None else i for i in inputs}
+    if not padded:
+        return _node(graph, expr, table)
+    at_padding = {Symbol(i.name, real=True): Integer(0) for i in inputs if i.axes and "t" in i.axes}
+    if _value(expr, at_padding) == 0 or not _varies(expr, table):
+        return _node(graph, expr, table)
+    factors = list(Mul.make_args(expr))
+    broken = [f for f in factors if not _is_finite(_value(f, at_padding))]
+    kept = [f for f in factors if f not in broken]
+    if any(_value(f, at_padding) == 0 for f in kept):
+        return graph.mul(*(_node(graph, f, table) for f in kept), *(graph.valid(_rows(graph, _node(graph, f, table))) for f in broken))
+    return graph.valid(_rows(graph, _node(graph, expr, table)))
+
+
+def _rows(graph: Graph, node: Node) -> Node:
+    return graph.expand(node, ("t", *node.axes))
+
+
+def _varies(expr: Expr, table: dict[str, Input]) -> bool:
+    """Constants without a head parameter need no mask in a product; every row written or decayed does."""
+    return not isinstance(expr, Number)
+
+
+def _value(expr: Expr, at_padding: dict[Symbol, Integer]) -> Expr:
+    value = expr.subs(at_padding)
+    for _ in range(4):  # sums over an axis of zero are zero
+        value = value.replace(lambda e: e.func.__name__ in ("sum_k", "sum_v") and e.args[0] == 0, lambda e: Integer(0))
+        value = value.replace(lambda e: e.func.__name__ == "silu" and e.args[0] == 0, lambda e: Integer(0))
+    return value
+
+
+def _is_finite(value: Expr) -> bool:
+    return not value.has(zoo, nan) and value.is_infinite is not True
+
+
+def _node(graph: Graph, expr: Expr, table: dict[str, Input]) -> Node:
+    def recurse(e: Expr) -> Node:
+        return _node(graph, e, table)
+
+    match expr:
+        case Integer() | Rational() | Float() | Number():
+            return graph.const(float(expr))
+        case Symbol(name=name):
+            declared = table.get(name)
+            if declared is None or declared.axes is None:
+                return graph.const(name)  # a size K, V or a keyword argument
+            return graph.load(name, input_axes(declared))
+        case Add():
+            return graph.add(*(recurse(a) for a in expr.as_ordered_terms()))
+        case Mul():
+            return graph.mul(*(recurse(a) for a in expr.as_ordered_factors()))
+        case Pow():
+            base, exponent = expr.as_base_exp()
+            return graph.pow(recurse(base), float(exponent))
+    argument = expr.args[0]
+    if isinstance(expr, exp):
+        return graph.exp(recurse(argument))
+    if isinstance(expr, log):
+        return graph.map("log", recurse(argument))
+    if isinstance(expr, tanh):
+        return graph.map("tanh", recurse(argument))
+    match type(expr).__name__:
+        case "sum_k":
+            return graph.sum(recurse(argument), "k")
+        case "sum_v":
+            return graph.sum(recurse(argument), "v")
+        case "silu":
+            x = recurse(argument)
+            return graph.mul(x, graph.map("sigmoid", x))
+        case "sigmoid" | "softplus" as fn:
+            return graph.map(fn, recurse(argument))
+        case other:
+            raise ValueError(f"no tile operation for {other}")

@@ -1,0 +1,152 @@
+"""Reverse mode over the tile graph: gradients are more nodes of the same graph.
+
+Three rules carry the numerics. The inverse is never differentiated: with E = (I - L)^-1 Y, dY = (I - L)^-T dE and dL = dY E^T. The gradient
+of a decay matrix is row sums minus column sums of one matrix Z = dD * D without its diagonal. Sums over segments have segment sums as
+their adjoint, so no gate gradient is a difference of two large numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from .graph import (
+    Along,
+    Const,
+    Decay,
+    Diagonal,
+    Dot,
+    Expand,
+    Graph,
+    Inverse,
+    Load,
+    Map,
+    Mask,
+    Node,
+    Segment,
+    Sum,
+    TakeDiagonal,
+    Valid,
+    split_spec,
+    topological,
+)
+
+
+def gradients(graph: Graph, cotangents: Mapping[Node, Node], wrt: Sequence[Node]) -> dict[Node, Node]:
+    """The cotangent of each leaf in `wrt`, given one for each output in `cotangents`; a number 0 where nothing flows."""
+    order = topological(cotangents)
+    wanted = {n.index for n in wrt}
+    active: set[int] = set()
+    for node in order:
+        if node.index in wanted or any(a.index in active for a in node.args):
+            active.add(node.index)
+    flowing: dict[int, list[Node]] = {node.index: [c] for node, c in cotangents.items()}
+    line = graph.line
+    for node in reversed(order):
+        contributions = flowing.pop(node.index, [])
+        if node.index not in active or not contributions:
+            continue
+        total = graph.expand(graph.add(*contributions), node.axes)
+        if node.index in wanted:
+            flowing[node.index] = [total]
+            continue
+        graph.line = node.line
+        if node.index in graph.names:
+            graph.name(total, f"d{graph.names[node.index]}")
+        for target, contribution in _pull(graph, node, total):
+            if target.index in active:
+                flowing.setdefault(target.index, []).append(_fit(graph, contribution, target))
+    graph.line = line
+    return {leaf: graph.expand(graph.add(*flowing.get(leaf.index, [])), leaf.axes) for leaf in wrt}
+
+
+def _fit(graph: Graph, contribution: Node, target: Node) -> Node:
+    """Sums the cotangent over axes that the target was broadcast along; padding rows do not count."""
+    for axis in contribution.axes:
+        if axis not in target.axes:
+            per_head = axis == "t" and not {"t", "s"} & set(target.axes)
+            contribution = graph.sum(graph.valid(contribution) if per_head else contribution, axis)
+    return contribution
+
+
+def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
+    """Pairs (argument, its contribution) of one node with cotangent c."""
+    match node.op:
+        case Load() | Const():
+            return []
+        case Map():
+            return _pull_map(graph, node, c)
+        case Expand():
+            return [(node.args[0], graph.expand(c, node.axes))]
+        case Sum(axis=axis):
+            return [(node.args[0], graph.expand(c, (*c.axes, axis)))]
+        case Along():
+            return [(node.args[0], graph.along(c))]
+        case Segment(size=size, reverse=reverse, exclusive=exclusive):
+            return [(node.args[0], graph.segment(c, size, reverse=not reverse, exclusive=exclusive))]
+        case Mask(kind=kind, size=size):
+            return [(node.args[0], graph.mask(c, kind, size))]
+        case Valid():
+            return [(node.args[0], graph.valid(c))]
+        case Decay():
+            read, _, write, _ = node.args
+            z = graph.mul(c, node)
+            if read is write:
+                z = graph.mask(z, "strict")
+            graph.name(z, "Z")
+            rows, columns = graph.sum(z, "s", rotate=False), graph.sum(z, "t", rotate=False)
+            return [(read, rows), (write, graph.along(graph.neg(columns)))]
+        case Diagonal():
+            return [(node.args[0], graph.take_diagonal(c))]
+        case TakeDiagonal():
+            return [(node.args[0], graph.diagonal(c))]
+        case Inverse():
+            left = graph.dot("rt,rs->ts", node, c)
+            return [(node.args[0], graph.mask(graph.dot("tr,sr->ts", left, node), "strict"))]
+        case Dot(spec=spec, solve=solve):
+            return _pull_dot(graph, node, c, spec, solve)
+        case _:
+            assert_never(node.op)
+
+
+def _pull_dot(graph: Graph, node: Node, c: Node, spec: str, solve: bool) -> list[tuple[Node, Node]]:
+    left, right, out = split_spec(spec)
+    x, y = node.args
+    if solve:
+        dy = graph.name(graph.dot(f"{left},{out}->{right}", x, c), "dY")
+        outer = "tv,sv->ts" if "v" in node.axes else "tr,sr->ts"
+        return [(y, dy), (x.args[0], graph.mask(graph.dot(outer, dy, node), "strict"))]
+    return [(x, graph.dot(f"{out},{right}->{left}", c, y)), (y, graph.dot(f"{left},{out}->{right}", x, c))]
+
+
+def _pull_map(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
+    x = node.args[0]
+    assert isinstance(node.op, Map)
+    match node.op.fn:
+        case "add":
+            return [(a, c) for a in node.args]
+        case "mul":
+            y = node.args[1]
+            return [(x, graph.mul(c, y)), (y, graph.mul(c, x))]
+        case "exp":
+            return [(x, graph.mul(c, node))]
+        case "log":
+            return [(x, graph.map("quotient", c, x))]
+        case "sigmoid":
+            return [(x, graph.mul(c, node, graph.add(graph.const(1.0), graph.neg(node))))]
+        case "softplus":
+            return [(x, graph.mul(c, graph.map("sigmoid", x)))]
+        case "tanh":
+            return [(x, graph.mul(c, graph.add(graph.const(1.0), graph.neg(graph.mul(node, node)))))]
+        case "pow":
+            n = node.op.exponent
+            if n > 0 and n < 1:
+                return [(x, graph.map("quotient", graph.mul(c, graph.const(n)), graph.pow(x, 1.0 - n)))]
+            return [(x, graph.mul(c, graph.const(n), graph.pow(x, n - 1.0)))]
+        case "finite":  # a reset lets no gradient through: every decay across it is zero
+            return [(x, graph.mul(c, graph.add(graph.const(1.0), graph.neg(graph.map("resets", x)))))]
+        case "resets":
+            return []
+        case fn:
+            raise ValueError(f"no gradient for {fn}")
+
