@@ -172,7 +172,7 @@ class _Rows:
         return np.broadcast_to(self._array(expr), (self.T, 1, self.V))[:, 0]
 
     def _array(self, expr: Expr) -> Array:
-        with np.errstate(divide="ignore"):  # the log of a retention of 0 is a reset
+        with np.errstate(divide="ignore"):  # log(0) is a reset
             return np.asarray(evaluate(expr, self.env, np), np.float64)
 
     def places(self, row: Reader | Writer) -> Array:

@@ -43,7 +43,8 @@ class _Text:
         if self.gated:
             out += ["the decay", *self.decay(), ""]
         out += ["rows, one a token", *columns(self.rows()), ""]
-        out += ["scores, [C, C]", *columns(self.scores()), "", "equations", *self.equations()]
+        scores = columns(self.scores())
+        out += [*(["scores, [C, C]", *scores, ""] if scores else []), "equations", *self.equations()]
         if self.gated:
             out += ["", f"exponents: each is a sum of {self.gate} over tokens, so none is positive", *columns(self.exponents())]
         return "\n".join(out)

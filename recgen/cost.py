@@ -17,7 +17,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Rows,
+    Scatter,
     Segment,
+    Side,
     Sum,
     TakeDiagonal,
     Valid,
@@ -70,7 +73,7 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
     count = sizes.count(node)
     exchange = hardware.barrier / hardware.multiprocessors
     match node.op:
-        case Load() | Const() | Expand() | Along():
+        case Load() | Const() | Expand() | Along() | Side():
             return 0.0
         case Dot():
             return flops(node, sizes) / (hardware.matmul * hardware.chained)
@@ -78,8 +81,10 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
             return 8 * flops(node, sizes) / (hardware.matmul * hardware.chained)  # a chain of small products: latency, not rate
         case Map(fn=fn):
             return count / (hardware.special if fn in ("exp", "log", "sigmoid", "softplus", "tanh", "pow", "quotient") else hardware.lanes)
-        case Segment():
-            return 48 * count / hardware.lanes + exchange
+        case Rows():
+            return 4 * count / (4 * hardware.bandwidth)  # out of the cache
+        case Segment() | Scatter():
+            return 8 * count / hardware.lanes + exchange
         case Decay():
             return count / hardware.special + 3 * count / hardware.lanes
         case Sum(axis=axis):

@@ -22,7 +22,7 @@ from .spec import Spec
 from .tile import TileGraph
 
 PRIMITIVES = (
-    "_join_without_last", "segment_sum", "across_middle", "log_decay_finite", "log_decay_resets", "softplus", "tanh", "power", "quotient", "unit_lower_inverse",
+    "segment_sum", "sum_to_middle", "upper_half", "across_middle", "log_decay_floor", "log_decay_finite", "log_decay_resets", "softplus", "tanh", "power", "quotient", "unit_lower_inverse",
 )
 
 

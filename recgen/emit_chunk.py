@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .graph import Dot, Load, topological
+from .graph import Dot, Mask, Node, Rows, topological
 from .lower import Loop, Lowered, lower
 from .normalize import NormalForm
 from .schedule import Buffer, Kernel, Schedule
@@ -51,7 +51,7 @@ def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
 
 
 def _parameters(kernel: Kernel, lowered: Lowered, text: str) -> list[str]:
-    names = [b.name for b in pointers(kernel)]
+    names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of)]
     sizes = ["T", "N"]
     constants = [f"{c}: tl.constexpr" for c in ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "STAGES") if re.search(rf"\b{c}\b", text)]
     return [*names, *lowered.constants, *sizes, *constants]
@@ -65,7 +65,7 @@ def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
         lines = ["i_p = tl.program_id(0)", "i_h = i_p % H", "i_t = (i_p // H) % N", "i_b = i_p // (H * N)", "i_bh = i_b * H + i_h"]
         lines += ["i_c = i_bh.to(tl.int64) * N + i_t"] if "i_c" in text else []
         lines += ["i_row = i_b.to(tl.int64) * T + i_t * C"] if "i_row" in text else []
-        lines += ["o_t = tl.arange(0, C)"] if "o_t" in text or "m_t" in text else []
+        lines += ["o_t = tl.arange(0, C)"] if re.search(r"\b(o_t|o_l|m_t)\b", text) else []
         lines += ["m_t = i_t * C + o_t < T"] if "m_t" in text else []
         lines += ["o_v = tl.arange(0, BV)"] if "o_v" in text else []
         return lines
@@ -90,6 +90,8 @@ def _loop(loop: Loop) -> list[str]:
     lines = [*loop.start, "for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):"]
     if any("o_k" in line for line in loop.body):
         lines.append(f"{INDENT}o_k = i_k * BK + tl.arange(0, BK)")
+    if any("o_l" in line for line in loop.body):
+        lines.append(f"{INDENT}o_l = o_t + tl.where(i_k < -T, 1, 0)  # o_t, in a form that keeps the masks of all levels from being hoisted")
     return [*lines, *(INDENT + line for line in loop.body), *loop.after]
 
 
@@ -220,23 +222,26 @@ def _launch(kernel: Kernel, plan: Schedule, made: set[str]) -> list[str]:
     grid = "(B * H * N,)" if kernel.walk == "parallel" else "(B * H * triton.cdiv(V, at.BV),)"
     known = {"H": "H", "K": "K", "V": "V", "C": "C", "BK": "at.BK", "BV": "at.BV", "ED": "ED", "XD": "XD", "PRECISION": "PRECISION", "STAGES": "at.stages"}
     constants = [f"{p.split(':')[0]}={known[p.split(':')[0]]}" for p in text if ":" in p]
-    arguments = [*(_pass(b) for b in pointers(kernel)), *lowered.constants, "T", "N", *constants, "num_warps=at.warps", "num_stages=at.stages"]
+    rows = lowered.rows_of
+    arguments = [*(_pass(b) for b in pointers(kernel)), *rows, *lowered.constants, "T", "N", *constants, "num_warps=at.warps", "num_stages=at.stages"]
     return [*lines, at, f"kernels.{function_name(kernel)}[{grid}]({', '.join(arguments)}, **at.options)"]
 
 
 def _tiles(kernel: Kernel) -> str:
-    """How many tiles of each shape an iteration of the kernel's loop loads, and what it is: the facts that block sizes follow from."""
-    counts = {"tk": 0, "tv": 0, "ts": 0, "vk": 0, "gate": 0}
+    """How many tiles of each shape an iteration of the kernel's loop loads, and what it is: the facts that block sizes follow from.
+    A tile in fp32 counts twice."""
+    counts = {"tk": 0, "tv": 0, "ts": 0, "vk": 0}
     for buffer in kernel.loads:
         key = "".join(buffer.node.axes)
         if key in counts:
-            wide = not buffer.operand or (isinstance(buffer.node.op, Load) and buffer.layout == "token" and False)
-            counts[key] += 2 if wide else 1
-    inverse = any(type(n.op).__name__ == "Inverse" for n in _inside(kernel))
-    dots = sum(isinstance(n.op, Dot) for n in _inside(kernel))
-    return f'"{kernel.name}": Facts("{kernel.walk}", {counts["tk"]}, {counts["tv"]}, {counts["ts"]}, {counts["vk"]}, {inverse}, {dots})'
+            counts[key] += 1 if buffer.operand else 2
+    inside = _inside(kernel)
+    counts["tk"] += 2 * sum(isinstance(n.op, Rows) and n.op.kind == "middle" for n in inside)
+    dots = sum(isinstance(n.op, Dot) for n in inside)
+    levels = any(isinstance(n.op, Mask) and n.op.kind == "level" for n in inside)
+    return f'"{kernel.name}": Facts("{kernel.walk}", {counts["tk"]}, {counts["tv"]}, {counts["ts"]}, {counts["vk"]}, {dots}, {levels})'
 
 
-def _inside(kernel: Kernel) -> list[object]:
+def _inside(kernel: Kernel) -> list[Node]:
     have = {b.node.index for b in kernel.loads}
-    return [n for n in topological((b.node for b in kernel.stores), stop=lambda n: n.index in have) if n.index not in have]  # type: ignore[misc]
+    return [n for n in topological((b.node for b in kernel.stores), stop=lambda n: n.index in have) if n.index not in have]

@@ -135,7 +135,7 @@ def _step(token: TokenGraph, loads: list[Buffer], heads: frozenset[str], spec: s
     if output:
         value = work.number(token.output, ("v",))
         work.line(1, f"tl.store(o + i_x * V + o_v, {value}, mask=o_v < V)", token.output, ("v",))
-    work.line(1, f"b_S = {work.number(token.state, ('v', 'k'))}", token.state, ("v", "k"))
+    work.line(1, f"b_S = {work.number(token.state, ('v', 'k'))}", token.state, ("v", "k"), last=True)
     lowered = assemble(work)
     return list(lowered.head), list(lowered.body), lowered.constants
 
@@ -199,7 +199,7 @@ def _backward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str
             where = f"({'' if 'v' in axes else 'i_v.to(tl.int64) * M * T + '}i_x) * {size}{offset}"
             work.line(1, f"tl.store(d{name} + {where}, {value}{mask})", node, axes)
         rows.append((name, f"d{name} = torch.empty(({shape}), dtype=torch.float32, device=device)", f"{total}.to({name}.dtype)"))
-    work.line(1, f"b_D = {work.number(token.d_start, ('v', 'k'))}", token.d_start, ("v", "k"))
+    work.line(1, f"b_D = {work.number(token.d_start, ('v', 'k'))}", token.d_start, ("v", "k"), last=True)
     lowered = assemble(work)
     body = [re.sub(r"\bb_S\b", "b_D", line) for line in lowered.body]
     state = STATE.format(name="{name}", index="{index}")

@@ -1,51 +1,38 @@
-"""The chunked op in plain torch, printed from the forward nodes of the tile graph: the sibling of lower.py. Part of emit.
+"""The chunked op in plain torch, printed from the forward nodes of the tile graph. Part of emit.
 
-What one token's inputs decide is computed on [B, T, H, ...] and then cut into chunks, [B, H, N, C, ...], with zeros behind the last token: a
-zero row writes nothing and decays nothing. What does not depend on the state is computed for all chunks at once, and a loop over the
-chunks carries the state, [B, H, V, K]; what only the output needs is computed afterwards, again for all chunks at once.
-
-Per-channel scores are halves of halves: the graph has one masked product for each size, here it is a loop over the sizes, over the rows
-that the mask keeps.
+What one token's inputs decide is computed on [B, T, H, ...] and then cut into chunks, [B, H, N, C, ...], with zeros behind the last token:
+a zero row writes nothing and decays nothing. What does not depend on the state is computed for all chunks at once, and a loop over the
+chunks carries the state, [B, H, V, K]; what only the output needs is computed afterwards, again for all chunks at once. A long sequence
+goes in pieces that fit a cache.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
-from typing import assert_never
+from dataclasses import dataclass
 
 from . import torch_primitives
-from .errors import VerifyError
-from .graph import (
-    Along,
-    Axes,
-    Axis,
-    Const,
-    Decay,
-    Diagonal,
-    Dot,
-    Expand,
-    Inverse,
-    Load,
-    Map,
-    Mask,
-    Node,
-    Segment,
-    Sum,
-    TakeDiagonal,
-    Valid,
-    is_number,
-    split_spec,
-    topological,
-)
+from .graph import Axis
+from .lower_torch import AFTER, CHUNK, LEVEL, LOOP, REST, TILE, TOKEN, TorchLowering
 from .tile import TileGraph
 
-HELPERS = ("_tiles", "_tokens", "_segment_sum", "_upper", "_lower", "_join", "_inverse", "_log", "_finite", "_resets", "_decay")
-NUMBER, TOKEN, TILE, CHUNK, LEVEL, REST, LOOP, AFTER = range(8)  # where a value is computed, in order
-LEAD = {TOKEN: ("B", "T", "H"), LOOP: ("B", "H"), LEVEL: ("B", "H", "N", "C / (2 size)")}
-CHUNKS = ("B", "H", "N")
+HELPERS = (
+    "_tiles",
+    "_tokens",
+    "_segment_sum",
+    "_upper",
+    "_lower",
+    "_middle",
+    "_across",
+    "_inverse",
+    "_log",
+    "_finite",
+    "_resets",
+    "_decay",
+)
 INDENT = "    "
+TOKENS = 4096  # tokens of all heads that are worked on together
 KEY_CHUNK = 32  # tokens a chunk with a decay per channel: a size less is cheaper than fewer chunks
 
 
@@ -57,360 +44,27 @@ class TorchText:
     tensors: tuple[str, ...]
     consts: tuple[str, ...]
     chunk: int
-    body: tuple[str, ...]
+    split: tuple[str, ...]  # lines: sizes, dtypes, and the pieces of a long sequence
+    body: tuple[str, ...]  # lines: one piece
     helpers: tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Statement:
-    """`name = text`; text refers to other statements as §index:binding§. plain: may be written into its only user."""
-
-    name: str
-    text: str
-    binds: int
-    scope: int
-    plain: bool
-    comment: str
-
-
-@dataclass(slots=True)
-class _Printer:
-    tile: TileGraph
-    size: int
-    scopes: dict[int, int] = field(default_factory=dict)
-    leveled: set[int] = field(default_factory=set)
-    loop: set[int] = field(default_factory=set)
-    uses: dict[int, int] = field(default_factory=dict)
-    statements: list[Statement] = field(default_factory=list)
-    memo: dict[tuple[object, ...], str] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
-    carried: dict[int, tuple[str, str]] = field(default_factory=dict)    # chunk value -> its slice in the loop
-    collected: dict[int, tuple[str, str]] = field(default_factory=dict)  # loop value -> list that keeps it
-    scores: dict[int, list[Node]] = field(default_factory=dict)          # sum of masked products -> its terms
-    blocks: list[tuple[str, str, str]] = field(default_factory=list)     # a score's name, its diagonal, its block across the middle
-    ends: tuple[str, str] = ("", "")                                     # the next state, the output
-    users: dict[int, list[int]] | None = None
-
-    # ---- where a value is computed
-
-    def place(self) -> None:
-        """The scope of every forward node."""
-        tile, nodes = self.tile, topological([self.tile.output, self.tile.state])
-        for node in nodes:
-            self.scopes[node.index] = self._scope(node)
-            if isinstance(node.op, Segment) and node.op.size < tile.chunk or any(a.index in self.leveled for a in node.args):
-                self.leveled.add(node.index)
-            if isinstance(node.op, Mask) and node.op.kind == "level":
-                self.leveled.discard(node.index)
-            for arg in node.args:
-                self.uses[arg.index] = self.uses.get(arg.index, 0) + 1
-        for node in topological([tile.state]):
-            if self.scopes[node.index] == AFTER:
-                self.loop.add(node.index)
-        for index in self.loop:
-            self.scopes[index] = LOOP
-
-    def _scope(self, node: Node) -> int:
-        inner = max((self.scopes[a.index] for a in node.args), default=NUMBER)
-        match node.op:
-            case Const():
-                return NUMBER
-            case Load(role=role):
-                return TOKEN if role == "input" else AFTER
-            case Map() | Valid():
-                return inner
-            case Expand():
-                return max(inner, TOKEN)
-            case Sum(axis="k" | "v"):
-                return max(inner, TOKEN)
-            case Mask(kind="level"):
-                return REST
-            case _:
-                return max(inner, CHUNK)
-
-    # ---- statements
-
-    def emit(self, node: Node, text: str, binds: int, scope: int, *, plain: bool, name: str = "", rows: str = "") -> str:
-        label = name or self.tile.graph.names.get(node.index, "")
-        if scope == LEVEL:
-            label = label.removesuffix(f"_{self.size // 2}")
-        label = self.fresh(label) if label else f"$x{len(self.statements)}"
-        lead = LEAD.get(scope, CHUNKS)
-        extent = {"t": "C", "s": "C", "k": "K", "v": "V"}
-        if rows or scope == LEVEL:
-            extent |= {"t": "size", "s": "size"}
-        shape = ", ".join((*lead, *(extent[a] for a in self.trail(node, scope))))
-        if scope == TOKEN and "t" not in node.axes:
-            shape = ", ".join(("H", *(extent[a] for a in node.axes)))
-        line = f" {self.tile.form.normal.name}.rec:{node.line}" if node.line else ""
-        self.statements.append(Statement(label, text, binds, scope, plain, f"[{shape}]{line}"))
-        return self.reference(len(self.statements) - 1)
-
-    @staticmethod
-    def reference(index: int, binds: int = 0) -> str:
-        return f"§{index}:{binds}§"
-
-    def fresh(self, name: str) -> str:
-        number, label = 1, name
-        while label in self.taken:
-            number += 1
-            label = f"{name}_{number}" if name[-1:].isdigit() else f"{name}{number}"
-        self.taken.add(label)
-        return label
-
-    @staticmethod
-    def bind(text: str, binds: int) -> str:
-        """The text as an operand of something that binds as strongly as `binds`."""
-        return re.sub(r"^§(\d+):\d+§$", rf"§\1:{binds}§", text)
-
-    @staticmethod
-    def trail(node: Node, scope: int) -> Axes:
-        return tuple(a for a in node.axes if a != "t") if scope == TOKEN else node.axes
-
-    # ---- values
-
-    def value(self, node: Node, scope: int, rows: str = "") -> str:
-        """The node as it is seen from `scope`; in a level, its token axis is `rows`: the upper or the lower halves."""
-        seen = scope if scope in (TOKEN, LEVEL, LOOP) or self.scopes[node.index] in (LOOP, AFTER) else CHUNK
-        key = (node.index, seen, rows)
-        if key not in self.memo:
-            self.memo[key] = self._value(node, scope, rows)
-        return self.memo[key]
-
-    def _value(self, node: Node, scope: int, rows: str) -> str:
-        own = self.scopes[node.index]
-        if own == NUMBER:
-            return self._number(node)
-        if scope == LEVEL and node.index not in self.leveled:
-            return self._half(node, rows)
-        if scope == LEVEL:
-            return self._compute(node, LEVEL, rows)
-        if own == TOKEN:
-            return self._token(node, scope)
-        if own == LOOP and scope == AFTER:
-            return self._collect(node)
-        if own == LOOP or own == AFTER:
-            return self._state(scope) if isinstance(node.op, Load) else self._compute(node, own, rows)
-        if scope == LOOP:
-            return self._carry(node)
-        return self._compute(node, own, rows)
-
-    def _state(self, scope: int) -> str:
-        return "S"
-
-    def _number(self, node: Node) -> str:
-        match node.op:
-            case Const(value=str(name)):
-                return name
-            case Const(value=value):
-                return repr(value) if value != int(value) else repr(int(value))
-            case Map():
-                args = [self._number(a) for a in node.args]
-                if node.op.fn in ("add", "mul"):
-                    return f"({args[0]} {'+' if node.op.fn == 'add' else '*'} {args[1]})"
-                return f"{_elementwise(node.op.fn, [f'torch.tensor({args[0]}, dtype=torch.float64)'], node.op.exponent)[0]}.item()"
-            case _:
-                raise ValueError(f"{node.op} is not a number")
-
-    def _token(self, node: Node, scope: int) -> str:
-        """A value of one token: as it is, without a token axis, or cut into chunks."""
-        if "t" not in node.axes:
-            text = self.value(node, TOKEN) if scope != TOKEN else self._compute(node, TOKEN, "")
-            return text if scope in (TOKEN, LOOP) else f"{text}[:, None]"
-        if scope == TOKEN:
-            return self._compute(node, TOKEN, "")
-        if scope == LOOP:
-            return self._carry(node)
-        inner = self.value(node, TOKEN)
-        name = node.op.name if isinstance(node.op, Load) else self.tile.graph.names.get(node.index, "")
-        if isinstance(node.op, Load):
-            self.taken.discard(name)
-        return self.emit(node, f"_tiles({self.bind(inner, 0)}, $N, $C)", 9, TILE, plain=False, name=name)
-
-    def _half(self, node: Node, rows: str) -> str:
-        if not {"t", "s"} & set(node.axes):
-            return f"{self.value(node, CHUNK)}[..., None]" if not node.axes else f"{self.value(node, CHUNK)}[..., None, :]"
-        inner = self.value(node, CHUNK)
-        return self.emit(node, f"_{rows}({self.bind(inner, 0)}, $size)", 9, LEVEL, plain=True, rows=rows)
-
-    def _carry(self, node: Node) -> str:
-        """A chunk value in the loop over chunks."""
-        source = self.value(node, CHUNK)
-        if node.index not in self.carried:
-            label = self.tile.graph.names.get(node.index, "") or (node.op.name if isinstance(node.op, Load) else "")
-            self.carried[node.index] = (self.fresh(f"{label}_n") if label else f"$x_n{len(self.carried)}", self.pin(source))
-        return self.carried[node.index][0]
-
-    def _collect(self, node: Node) -> str:
-        """A value of the loop, for all chunks."""
-        if node.index not in self.collected:
-            inner = self.value(node, LOOP)
-            name = "states" if isinstance(node.op, Load) else f"{self.tile.graph.names.get(node.index, 'row')}s"
-            self.collected[node.index] = (self.fresh(name), self.pin(inner))
-        return self.collected[node.index][0]
-
-    def pin(self, reference: str) -> str:
-        """A value that must have a name."""
-        match = re.fullmatch(r"§(\d+):\d+§", reference)
-        if match:
-            self.statements[int(match.group(1))].plain = False
-        return reference
-
-    # ---- operations
-
-    def _compute(self, node: Node, scope: int, rows: str) -> str:
-        def emit(text: str, binds: int, *, plain: bool) -> str:
-            return self.emit(node, text, binds, scope, plain=plain, rows=rows)
-
-        def arg(i: int, binds: int = 0) -> str:
-            return self.bind(self.value(node.args[i], scope, rows), binds)
-
-        match node.op:
-            case Load(name=name):
-                return name
-            case Map(fn="add") if node.index in self.scores:
-                return self._score(node)
-            case Map(fn="add"):
-                return self._add(node, scope, rows)
-            case Map(fn="mul") if is_number(node.args[0], -1.0):
-                return emit(f"-{self.spread(node.args[1], node, scope, rows, 3)}", 3, plain=True)
-            case Map(fn="mul"):
-                x, y = (self.spread(a, node, scope, rows, b) for a, b in zip(node.args, (2, 3), strict=True))
-                return emit(f"{x} * {y}", 2, plain=True)
-            case Map(fn=fn, exponent=exponent):
-                text, binds = _elementwise(fn, [self.spread(a, node, scope, rows, 9) for a in node.args], exponent)
-                return emit(text, binds, plain=True)
-            case Expand():
-                return self._expand(node, scope, rows)
-            case Valid():
-                return self.value(node.args[0], scope, rows)  # rows behind the end are cut in as zeros
-            case Sum(axis=axis):
-                trail = self.trail(node.args[0], scope)
-                return emit(f"{arg(0, 9)}.sum({trail.index(axis) - len(trail)})", 9, plain=True)
-            case Along():
-                return self.value(node.args[0], scope, rows)
-            case Segment(reverse=reverse, exclusive=exclusive):
-                axis = node.axes.index("t") - len(node.axes)
-                return emit(f"_segment_sum({arg(0)}, {axis}, {reverse}, {exclusive})", 9, plain=True)
-            case Mask(kind="strict" | "causal" as kind):
-                return emit(f"{arg(0, 9)}.tril({-1 if kind == 'strict' else 0})", 9, plain=True)
-            case Mask():
-                raise VerifyError("a level outside of a score")
-            case Decay():
-                return emit(f"_decay({', '.join(arg(i) for i in range(4))})", 9, plain=False)
-            case Diagonal():
-                return emit(f"torch.diag_embed({arg(0)})", 9, plain=True)
-            case TakeDiagonal():
-                return emit(f"{arg(0, 9)}.diagonal(dim1=-2, dim2=-1)", 9, plain=True)
-            case Inverse():
-                return emit(f"_inverse({arg(0)})", 9, plain=False)
-            case Dot():
-                return emit(self._dot(node, scope), 2, plain=True)
-            case _:
-                assert_never(node.op)
-
-    def _add(self, node: Node, scope: int, rows: str) -> str:
-        first, second = node.args
-        if isinstance(second.op, Map) and second.op.fn == "mul" and is_number(second.args[0], -1.0) and self.scopes[second.index] == self.scopes[node.index]:
-            text = f"{self.spread(first, node, scope, rows, 1)} - {self.spread(second.args[1], node, scope, rows, 2)}"
-        else:
-            text = f"{self.spread(first, node, scope, rows, 1)} + {self.spread(second, node, scope, rows, 1)}"
-        return self.emit(node, text, 1, scope, plain=True, rows=rows)
-
-    def spread(self, arg: Node, node: Node, scope: int, rows: str, binds: int) -> str:
-        """The argument of an elementwise operation, broadcast to the axes of `node`."""
-        if rows == "both":
-            rows_of = "upper" if "t" in arg.axes else "lower"
-            rows = "both" if len({"t", "s"} & set(arg.axes)) == 2 else rows_of
-        text = self.value(arg, scope, rows)
-        if self.scopes[arg.index] == NUMBER:
-            return text
-        index = _index(self.trail(arg, scope), self.trail(node, scope))
-        return f"{self.bind(text, 9)}[{index}]" if index else self.bind(text, binds)
-
-    def _expand(self, node: Node, scope: int, rows: str) -> str:
-        if scope == LEVEL:
-            raise VerifyError("a level is not broadcast")
-        inner = node.args[0]
-        extent = {"t": "$C", "s": "$C", "k": "K", "v": "V"}
-        lead = (e if e != "N" else "$N" for e in LEAD.get(scope, CHUNKS))
-        shape = ", ".join((*lead, *(extent[a] for a in self.trail(node, scope))))
-        if self.scopes[inner.index] == NUMBER:
-            text = f"torch.full(({shape}), float({self._number(inner)}), dtype=$dtype, device=$device)"
-        else:
-            text = f"{self.spread(inner, node, scope, rows, 9)}.expand({shape})"
-        return self.emit(node, text, 9, scope, plain=True, rows=rows)
-
-    def _dot(self, node: Node, scope: int) -> str:
-        assert isinstance(node.op, Dot)
-        left, right, out = split_spec(node.op.spec)
-        x, y = node.args
-        contracted = next(c for c in left if c in right and c not in out)
-        if out[0] not in left:
-            left, right, x, y = right, left, y, x
-        sides = ("upper", "lower") if scope == LEVEL else ("", "")
-        first = self.bind(self.value(x, scope, sides[0]), 2 if left == out[0] + contracted else 9)
-        second = self.bind(self.value(y, scope, sides[1]), 3 if right == contracted + out[1] else 9)
-        return f"{first}{'' if left == out[0] + contracted else '.mT'} @ {second}{'' if right == contracted + out[1] else '.mT'}"
-
-    # ---- scores with a decay per channel
-
-    def find_scores(self) -> None:
-        """Sums of masked products, one for each size: each becomes one matrix that is joined from blocks, size by size."""
-        inside: set[int] = set()
-        for node in reversed(topological([self.tile.output, self.tile.state])):
-            if node.index in inside or not (isinstance(node.op, Map) and node.op.fn == "add") or node.axes != ("t", "s"):
-                continue
-            terms = self._terms(node, inside)
-            if any(isinstance(t.op, Mask) and t.op.kind == "level" for t in terms):
-                self.scores[node.index] = terms
-
-    def _terms(self, node: Node, inside: set[int]) -> list[Node]:
-        terms: list[Node] = []
-        for arg in node.args:
-            if isinstance(arg.op, Map) and arg.op.fn == "add" and self.uses[arg.index] == 1:
-                inside.add(arg.index)
-                terms += self._terms(arg, inside)
-            else:
-                terms.append(arg)
-        return terms
-
-    def _score(self, node: Node) -> str:
-        """Blocks of one token, then across the middle of blocks of 2, 4, ...; whatever else is added comes last."""
-        levels: dict[int, list[Node]] = {}
-        start: list[str] = []
-        rest: list[Node] = []
-        for term in self.scores[node.index]:
-            match term.op:
-                case Mask(kind="level", size=size):
-                    levels.setdefault(size, []).append(term.args[0])
-                case Diagonal():
-                    start.append(f"{self.bind(self.value(term.args[0], CHUNK), 9)}[..., None, None]")
-                case _:
-                    rest.append(term)
-        alike = {tuple(_shape(n, size) for n in nodes) for size, nodes in levels.items() if size > 1}
-        if set(levels) != {1 << i for i in range(self.tile.chunk.bit_length() - 1)} or len(alike) != 1 or len(levels[1]) != len(levels[2]):
-            raise VerifyError(f"a score differs from size to size: {sorted(levels)}")
-        blocks = [self.bind(self.value(n, LEVEL, "both"), 1) for n in levels[self.size // 2]]
-        name = self.fresh(f"{self.tile.graph.names.get(node.index, '') or 'score'}_blocks")
-        first = " + ".join(start) or "torch.zeros(B, H, $N, $C, 1, 1, dtype=$dtype, device=$device)"
-        self.blocks.append((name, first, " + ".join(blocks)))
-        others = [self.bind(self.value(n, REST), 1) for n in rest]
-        return self.emit(node, " + ".join([f"{name}.squeeze(3)", *others]), 1, REST, plain=False)
-
-    # ---- the function
+class _Function(TorchLowering):
+    """The values in their places, as the lines of a function."""
 
     def text(self) -> TorchText:
         """Values on demand from the output and the next state, then everything in its place."""
         form = self.tile.form.normal
         self.taken |= {i.name for i in form.inputs} | {"B", "T", "H", "K", "V", "S", "o", "F", "torch", "initial_state"}
-        names = {name: self.fresh(name) for name in ("N", "C", "size", "dtype", "device", "o_dtype")}
+        names = {name: self.fresh(name) for name in ("N", "C", "size", "dtype", "device", "o_dtype", "piece", "outputs")}
         self.place()
         self.find_scores()
         state = self.bind(self.value(self.tile.state, LOOP), 0)
         output = self.bind(self.value(self.tile.output, AFTER), 0)
         self.ends = (state, output)
-        lines = [*self._head(), *self._chunks(), *self._loop(state), *self._after(output)]
+        split, head = self._heads()
+        lines = [*head, *self._chunks(), *self._loop(state), *self._after(output)]
 
         def local(match: re.Match[str]) -> str:
             """A local of the template, or a value that the graph has no name for."""
@@ -418,15 +72,15 @@ class _Printer:
                 names[match.group(1)] = self.fresh(match.group(1).rstrip("0123456789"))
             return names[match.group(1)]
 
-        body = [re.sub(r"\$(\w+)", local, line) for line in lines]
+        body, split = ([re.sub(r"\$(\w+)", local, line) for line in part] for part in (lines, split))
         used = {h for h in HELPERS if any(f"{h}(" in line for line in body)}
         sources = tuple(inspect.getsource(getattr(torch_primitives, h)).rstrip() for h in HELPERS if h in used)
         tensors = tuple(i.name for i in form.inputs if i.axes is not None)
         consts = tuple(i.name for i in form.inputs if i.axes is None)
-        return TorchText(form.name, tensors, consts, self.size, tuple(body), sources)
+        return TorchText(form.name, tensors, consts, self.size, tuple(split), tuple(body), sources)
 
-    def _head(self) -> list[str]:
-        """Sizes and dtypes."""
+    def _heads(self) -> tuple[list[str], list[str]]:
+        """How a piece is reached, and its sizes."""
         tensors = [i for i in self.tile.form.normal.inputs if i.axes is not None]
 
         def along(axis: Axis) -> str:
@@ -434,37 +88,50 @@ class _Printer:
             return next((i for i in found if i.axes and "t" in i.axes), found[0]).name
 
         every = ", ".join(i.name for i in tensors)
-        return [
+        timed = [i.name for i in tensors if i.axes and "t" in i.axes]
+        pieces = ", ".join(f"{name}.split($piece, 1)" for name in timed)
+        consts = "".join(f", {i.name}={i.name}" for i in self.tile.form.normal.inputs if i.axes is None)
+        split = [
             f"B, T, H = {along('t')}.shape[:3]",
             f"K, V = {along('k')}.shape[-1], {along('v')}.shape[-1]",
             f"$o_dtype, $device = {along('v')}.dtype, {along('v')}.device",
             f"$dtype = torch.float64 if any(x.dtype == torch.float64 for x in ({every})) else torch.float32",
             f"{every} = (x.to($dtype) for x in ({every}))",
+            "if initial_state is None:",
+            f"{INDENT}S = torch.zeros(B, H, V, K, dtype=$dtype, device=$device)",
+            "else:",
+            f"{INDENT}S = initial_state.to($dtype).mT  # [B, H, V, K]",
+            f"$piece = {self.size} * max(1, {TOKENS} // {self.size} // max(1, B * H))  # tokens: what fits a cache",
+            "$outputs = []",
+            f"for {', '.join(timed)} in zip({pieces}, strict=True):",
+            f"{INDENT}o, S = _piece({every}, S{consts})",
+            f"{INDENT}$outputs.append(o)",
+            "return torch.cat($outputs, 1).to($o_dtype), S.mT.contiguous()",
+        ]
+        head = [
+            f"B, T, H = {along('t')}.shape[:3]",
+            "V, K = S.shape[2:]",
+            "$dtype, $device = S.dtype, S.device",
             f"$C = {self.size}  # tokens a chunk",
             "$N = max(1, -(-T // $C))  # chunks",
         ]
+        return split, head
 
     def _chunks(self) -> list[str]:
         """What does not depend on the state. Inputs are cut into chunks last, under their own names."""
         cut = self._lines(TILE)
         loads = [line for line in cut if re.match(r"(\w+) = _tiles\(\1,", line)]
         lines = [*self._lines(TOKEN), *(line for line in cut if line not in loads), *loads, *self._lines(CHUNK)]
-        lines += [f"{name} = {self.resolve(first)}  # [B, H, N, C, 1, 1]" for name, first, _ in self.blocks]
+        lines += [f"{name} = {self.resolve(first)}  # [B, H, N, C, C]" for name, first, _ in self.blocks]
         if self.blocks:
             sizes = ", ".join(str(1 << i) for i in range(self.size.bit_length() - 1))
             lines += [f"for $size in ({sizes}):", *(INDENT + line for line in self._lines(LEVEL))]
-            lines += [f"{INDENT}{name} = _join({name}, {self.resolve(block)})  # [B, H, N, C / (2 size), 2 size, 2 size]" for name, _, block in self.blocks]
+            lines += [f"{INDENT}_across({name}, $size).copy_({self.resolve(block)})" for name, _, block in self.blocks]
         return [*lines, *self._lines(REST)]
 
     def _loop(self, state: str) -> list[str]:
         """The state, from chunk to chunk."""
-        lines = [
-            "if initial_state is None:",
-            f"{INDENT}S = torch.zeros(B, H, V, K, dtype=$dtype, device=$device)",
-            "else:",
-            f"{INDENT}S = initial_state.to($dtype).mT  # [B, H, V, K]",
-            *(f"{name} = []" for name, _ in self.collected.values()),
-        ]
+        lines = [f"{name} = []" for name, _ in self.collected.values()]
         slices = ", ".join(name for name, _ in self.carried.values())
         chunks = ", ".join(f"{self.resolve(source)}.unbind(2)" for _, source in self.carried.values())
         lines.append(f"for {slices} in zip({chunks}, strict=True):" if len(self.carried) > 1 else f"for {slices} in {chunks}:")
@@ -477,79 +144,16 @@ class _Printer:
         """The output of all chunks."""
         lines = [f"{name} = torch.stack({name}, 2)  # [B, H, N, ...]" for name, _ in self.collected.values()]
         lines += self._lines(AFTER)
-        return [*lines, f"return _tokens({self.resolve(output)}, T).to($o_dtype), S.mT.contiguous()"]
+        return [*lines, f"return _tokens({self.resolve(output)}, T), S"]
 
     def _lines(self, scope: int) -> list[str]:
         return [
-            f"{s.name} = {self.resolve(s.text)}  # {s.comment}" for i, s in enumerate(self.statements) if s.scope == scope and not self.inlined(i)
+            f"{s.name} = {self.resolve(s.text)}  # {s.comment}"
+            for i, s in enumerate(self.statements)
+            if s.scope == scope and not self.inlined(i)
         ]
-
-    def inlined(self, index: int) -> bool:
-        """Plain values with one user in the same place are written into it."""
-        if self.users is None:
-            self.users = {}
-            texts = [(s.text, s.scope) for s in self.statements]
-            texts += [(first, CHUNK) for _, first, _ in self.blocks] + [(block, LEVEL) for _, _, block in self.blocks]
-            texts += [(self.ends[0], LOOP), (self.ends[1], AFTER)]
-            for text, scope in texts:
-                for reference in _REFERENCE.findall(text):
-                    self.users.setdefault(int(reference[0]), []).append(TOKEN if scope == TILE else scope)
-        statement = self.statements[index]
-        users = self.users.get(index, [])
-        return statement.plain and users == [statement.scope]
-
-    def resolve(self, text: str) -> str:
-        """References replaced by names, or by what they stand for."""
-
-        def replace(match: re.Match[str]) -> str:
-            index, binds = int(match.group(1)), int(match.group(2))
-            if not self.inlined(index):
-                return self.statements[index].name
-            inner = self.resolve(self.statements[index].text)
-            return f"({inner})" if self.statements[index].binds < binds else inner
-
-        return _REFERENCE.sub(replace, text)
-
-
-_REFERENCE = re.compile(r"§(\d+):(\d+)§")
 
 
 def torch_text(tile: TileGraph) -> TorchText:
     """`torch_chunk_<name>` of a tile graph."""
-    return _Printer(tile, KEY_CHUNK if tile.form.decay_axis == "key" else tile.chunk).text()
-
-
-def _shape(node: Node, size: int) -> str:
-    """The node in text, with the size of its own level left open: equal from size to size."""
-    match node.op:
-        case Segment(size=own, reverse=reverse, exclusive=exclusive) if own == size:
-            return f"segment({reverse}, {exclusive}, {_shape(node.args[0], size)})"
-        case Map() | Dot():
-            args = [_shape(a, size) for a in node.args]
-            return f"{node.op}({', '.join(args if isinstance(node.op, Dot) else sorted(args))})"
-        case _:
-            return f"%{node.index}"
-
-
-def _index(own: Axes, target: Axes) -> str:
-    """The index that puts axes of length one where `own` lacks an axis of `target`."""
-    marks = [":" if a in own else "None" for a in target]
-    while marks and marks[0] == ":":
-        marks.pop(0)
-    return ", ".join(("...", *marks)) if marks else ""
-
-
-def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, int]:
-    x = args[0]
-    match fn:
-        case "exp" | "tanh" | "sigmoid":
-            return f"{x}.{fn}()", 9
-        case "softplus":
-            return f"F.softplus({x})", 9
-        case "log" | "finite" | "resets":
-            return f"_{fn}({x})", 9
-        case "pow":
-            named = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 2.0: "square"}
-            return (f"{x}.{named[exponent]}()", 9) if exponent in named else (f"{x} ** {exponent!r}", 4)
-        case _:
-            raise ValueError(f"no torch for {fn}")
+    return _Function(tile, KEY_CHUNK if tile.form.decay_axis == "key" else tile.chunk).text()

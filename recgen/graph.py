@@ -65,6 +65,32 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """For each token, the row of x at another token: the last of its block's lower half (middle), or of the chunk (last: no t axis is left).
+
+    x has to be in memory: rows are read there.
+    """
+
+    kind: Literal["middle", "last"]
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """The adjoint of Rows: every token's row is added to the row that it was read from."""
+
+    kind: Literal["middle", "last"]
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """+1 for tokens in the upper half of their 2 * size block, -1 in the lower."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Mask:
     """Keeps entries (t, s) with s < t (strict), s <= t (causal), or t in the upper and s in the lower half of one 2*size block (level)."""
 
@@ -79,7 +105,9 @@ class Valid:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """exp(read_t - write_s) where s <= t and no reset lies between; arguments: read sum, read resets, write sum, write resets."""
+    """exp(read_t - write_s) where s <= t (strict: s < t) and no reset lies between; arguments: read sum, read resets, write sum, write resets."""
+
+    strict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +133,7 @@ class Dot:
     solve: bool = False  # the first operand is an Inverse: its gradient goes to L, through dL = dY E^T
 
 
-Op = Load | Const | Map | Expand | Sum | Along | Segment | Mask | Valid | Decay | Diagonal | TakeDiagonal | Inverse | Dot
+Op = Load | Const | Map | Expand | Sum | Along | Segment | Rows | Scatter | Side | Mask | Valid | Decay | Diagonal | TakeDiagonal | Inverse | Dot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +254,8 @@ class Graph:
                 known = self.table.get(_product_key(kept, y))
                 if known is not None and not isinstance(kept.op, Const):
                     return self.map("mul", known, other)
-        return self.map("mul", x, y) if x.index <= y.index else self.map("mul", y, x)
+        first = (not is_number(x), x.index) <= (not is_number(y), y.index)
+        return self.map("mul", x, y) if first else self.map("mul", y, x)
 
     def pow(self, x: Node, exponent: float) -> Node:
         return x if exponent == 1.0 else self.map("pow", x, exponent=exponent)
@@ -302,6 +331,15 @@ class Graph:
             return self.const(0.0) if exclusive else x
         return self.make(Segment(size, reverse, exclusive), (x,), x.axes)
 
+    def rows(self, x: Node, kind: Literal["middle", "last"], size: int = 0) -> Node:
+        return self.make(Rows(kind, size), (x,), x.axes if kind == "middle" else tuple(a for a in x.axes if a != "t"))
+
+    def scatter(self, x: Node, kind: Literal["middle", "last"], size: int = 0) -> Node:
+        return self.make(Scatter(kind, size), (x,), x.axes if kind == "middle" else order_axes(("t", *x.axes)))
+
+    def side(self, size: int) -> Node:
+        return self.make(Side(size), (), ("t",))
+
     def mask(self, x: Node, kind: Literal["strict", "causal", "level"], size: int = 0) -> Node:
         if isinstance(x.op, Mask) and x.op == Mask(kind, size) or is_number(x, 0.0):
             return x
@@ -311,8 +349,9 @@ class Graph:
         return self.make(Valid(), (x,), x.axes)
 
     def decay(self, read: tuple[Node, Node], write: tuple[Node, Node], *, strict: bool) -> Node:
-        weight = self.make(Decay(), (*read, *write), ("t", "s"))
-        return self.mask(weight, "strict") if strict else weight
+        apart = strict and read != write  # at s = t the exponent is positive then; otherwise it is 0, and one matrix serves both masks
+        weight = self.make(Decay(apart), (*read, *write), ("t", "s"))
+        return self.mask(weight, "strict") if strict and not apart else weight
 
     def diagonal(self, x: Node) -> Node:
         return self.make(Diagonal(), (x,), ("t", "s"))
@@ -340,8 +379,8 @@ class Graph:
         left, right, out = _canonical(spec)
         if out[0] not in left:
             left, right, x, y = right, left, y, x
-        x_core, x_scales = self._scales(x)
-        y_core, y_scales = self._scales(y) if not solve else (y, [])
+        x_core, x_scales = self.split_scales(x)
+        y_core, y_scales = self.split_scales(y) if not solve else (y, [])
         if solve:
             x_core, x_scales = x, []
         outer: list[Node] = []
@@ -366,7 +405,8 @@ class Graph:
         axes = _result_axes(out)
         return self.mul(*outer, self.make(Dot(f"{left},{right}->{out}", solve), (x_core, y_core), axes))
 
-    def _scales(self, x: Node) -> tuple[Node, list[Node]]:
+    def split_scales(self, x: Node) -> tuple[Node, list[Node]]:
+        """x as a tile times factors that vary along fewer axes."""
         factors = list(product_factors(x))
         whole = [f for f in factors if f.axes == x.axes]
         part = [f for f in factors if f.axes != x.axes]

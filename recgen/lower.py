@@ -7,8 +7,9 @@ accumulator is then a matrix operand without leaving registers.
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -27,11 +28,15 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Rows,
+    Scatter,
     Segment,
+    Side,
     Sum,
     TakeDiagonal,
     Valid,
     is_number,
+    product_factors,
     split_spec,
     topological,
 )
@@ -52,6 +57,7 @@ class Statement:
     comment: str
     binary: bool = False
     lines: tuple[str, ...] = ()  # instead of an assignment: whole lines, with the same references
+    rank: int = 0  # statements of a scope stand in this order where their references allow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,7 @@ class Lowered:
     body: tuple[str, ...]      # of the scan over chunks; empty in a parallel kernel
     loops: tuple[Loop, ...]    # over key tiles, in a parallel kernel
     constants: tuple[str, ...]  # keyword arguments of the op that the kernel reads
-    needs_rows: bool
-    inverse: bool
+    rows_of: tuple[str, ...]  # buffers that are also read row by row
 
 
 @dataclass(slots=True)
@@ -87,7 +92,8 @@ class Lowering:
     levels: dict[int, int] = field(default_factory=dict)
     accumulators: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
-    needs_rows: bool = False
+    ranks: dict[int, int] = field(default_factory=dict)
+    rows_of: set[str] = field(default_factory=set)
     at: int = 0  # the loop body that asks: a key tile is computed where it is used
 
     # ---- where a value is available
@@ -102,7 +108,9 @@ class Lowering:
     def prepare(self) -> None:
         """For a parallel kernel: after which loop over the key tiles a value is there (0: before any)."""
         have = {b.node.index for b in self.kernel.loads}
-        for node in topological((b.node for b in self.kernel.stores), stop=lambda n: n.index in have):
+        inside = topological((b.node for b in self.kernel.stores), stop=lambda n: n.index in have)
+        later = 1 if self._scores_apart([n for n in inside if n.index not in have]) else 0
+        for node in inside:
             args = () if node.index in have else node.args
             level = 0
             for arg in args:
@@ -111,13 +119,27 @@ class Lowering:
                 # a key tile lives in the loop after everything it needs: levels of key tiles count the loops before theirs
                 self.levels[node.index] = level
             elif any("k" in a.axes for a in args):
-                self.levels[node.index] = 1 + max(self.levels[a.index] for a in args if "k" in a.axes)
+                first = 0 if node.axes == ("t", "s") else later
+                self.levels[node.index] = 1 + max(first, *(self.levels[a.index] for a in args if "k" in a.axes))
                 self.levels[node.index] = max(self.levels[node.index], level)
             else:
                 self.levels[node.index] = level
 
+        for buffer in self.kernel.stores:
+            if "k" in buffer.node.axes:
+                self.levels[buffer.node.index] = max(self.levels[buffer.node.index], later)
+
+    @staticmethod
+    def _scores_apart(inside: list[Node]) -> bool:
+        """Whether (t, s) sums over key channels get a loop of their own: beside products that make key tiles they would not fit in registers."""
+        scores = any(isinstance(n.op, Dot) and n.axes == ("t", "s") and any("k" in a.axes for a in n.args) for n in inside)
+        return scores and sum(isinstance(n.op, Dot) and "k" in n.axes for n in inside) > 2
+
     def where(self, node: Node) -> int:
-        return self.at if not self.scan and "k" in node.axes else self.scope(node)
+        """The scope in which a use finds the value. A level's mask of a score is made again in every pass over the key tiles: the masked scores
+        of all levels at once would fill the registers."""
+        masked = self._is_level(node) and not self.scan and self.at % 2 == 1 and not self._reduces_keys(node)
+        return self.at if (not self.scan and "k" in node.axes) or masked else self.scope(node)
 
     def scope(self, node: Node) -> int:
         """Scopes of a scan: 0 before the loop, 1 the body. Of a parallel kernel: 2 l after loop l, 2 l + 1 the body of loop l + 1."""
@@ -132,14 +154,21 @@ class Lowering:
 
     # ---- statements
 
-    def emit(self, node: Node, text: str, scope: int, *, plain: bool, binary: bool = False, name: str | None = None, axes: Axes = ()) -> str:
+    def emit(self, node: Node, text: str, scope: int, *, plain: bool, binary: bool = False, name: str | None = None, axes: Axes = (), rank: int | None = None) -> str:
         index = len(self.statements)
         shape = ", ".join(EXTENT[a] for a in axes)
         comment = f"[{shape}]" if axes else ""
         if node.line and not plain:
             comment = f"{comment} {self.spec}:{node.line}".strip()
-        self.statements.append(Statement(index, self.unique(name or self.label(node, axes)), text, scope, plain, comment, binary))
+        self.statements.append(Statement(index, self.unique(name or self.label(node, axes)), text, scope, plain, comment, binary, rank=self.rank(node) if rank is None else rank))
         return f"§{index}§"
+
+    def rank(self, node: Node) -> int:
+        """Levels of halved chunks one after the other, largest blocks first: what a level needs is dropped before the next begins."""
+        if node.index not in self.ranks:
+            sizes = _blocks_of(node)
+            self.ranks[node.index] = CHUNK // min(sizes) if sizes else 0
+        return self.ranks[node.index]
 
     def unique(self, name: str) -> str:
         candidate, number = name, 2
@@ -202,26 +231,40 @@ class Lowering:
 
     def operand(self, node: Node, order: Axes) -> str:
         """The value as a matrix operand, in the operands' dtype."""
-        value = self.value(node, order)
         buffer = self.loaded(node)
         if buffer is not None and buffer.operand:
-            return value
+            return self.value(node, order)
         key = (-(1 << 20) - node.index, order, self.where(node))
         if key not in self.memo:
-            if self.scan and set(order) == {"t", "s"} and self._has_dot(node):
-                self.memo[key] = self._guarded(node, order, value)
+            begin = len(self.statements)
+            natural = self.order(node)
+            if order != natural and self._products(node) == 0:
+                self.memo[key] = self.emit(node, f"tl.trans({self.operand(node, natural)})", self.where(node), plain=True, axes=order)
+            elif self._is_level(node) and not self._reduces_keys(node):
+                inner = self.operand(node.args[0], order)
+                self.memo[key] = self.emit(node, self._masked(node, order, inner), self.where(node), plain=True, axes=order)
+            elif self._is_guarded(node, order):
+                self.memo[key] = self._guarded(node, order, self.value(node, order), begin)
             else:
-                self.memo[key] = self.emit(node, f"{value}.to(ED)", self.where(node), plain=True, axes=order)
+                self.memo[key] = self.emit(node, f"{self.value(node, order)}.to(ED)", self.where(node), plain=True, axes=order)
         return self.memo[key]
 
-    def _has_dot(self, node: Node) -> bool:
+    def _products(self, node: Node) -> int:
+        """How many matrix products this kernel does for the value."""
         have = {b.node.index for b in self.kernel.loads}
-        inside = [n for n in topological([node], stop=lambda n: n.index in have) if n.index not in have]
-        return sum(isinstance(n.op, Dot) for n in inside) == 1
+        inside = topological([node], stop=lambda n: n.index in have)
+        return sum(isinstance(n.op, Dot) for n in inside if n.index not in have)
 
-    def _guarded(self, node: Node, order: Axes, value: str) -> str:
+    def _is_guarded(self, node: Node, order: Axes) -> bool:
+        return self.scan and set(order) == {"t", "s"} and self._products(node) == 1
+
+    def _guarded(self, node: Node, order: Axes, value: str, begin: int) -> str:
         """A score in a scan stands behind a condition that always holds: without it the layout pass takes the product for a chained one
-        and, with 8 warps, computes it twice (measured: a tenth of the scan)."""
+        and, with 8 warps, computes it twice (measured: a tenth of the scan). Tiles that nothing used before it are loaded at the head of the
+        loop: Triton 3.6 cannot pipeline a load whose first use is conditional."""
+        for statement in self.statements[begin:]:
+            if ".load(" in statement.text:
+                statement.rank = -1
         index = len(self.statements)
         name = self.unique(self.label(node, order) + "_op")
         lines = (f"{name} = tl.zeros((C, C), ED)", "if T > 0:", f"    {name} = {value}.to(ED)")
@@ -255,7 +298,6 @@ class Lowering:
         shape = ", ".join(EXTENT[a] for a in axes)
         match (buffer.layout, axes):
             case ("token", ("t",)):
-                self.needs_rows = True
                 return f"tl.load({name} + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)"
             case ("token", (_, a)):
                 return f"{name}.load([i_b, i_h, i_t * C, {corner[a]}]).reshape({shape})"
@@ -283,6 +325,10 @@ class Lowering:
             return self._accumulate(node, order)
         return self._expression(node, order, scope)
 
+    @staticmethod
+    def _is_level(node: Node) -> bool:
+        return isinstance(node.op, Mask) and node.op.kind == "level"
+
     def _reduces_keys(self, node: Node) -> bool:
         """Whether the value is a sum over key tiles: a reduction, or sums, level masks and diagonals of such."""
         if "k" in node.axes or self._from_memory(node):
@@ -307,10 +353,11 @@ class Lowering:
         shape = ", ".join(EXTENT[a] for a in order) + ("," if len(order) == 1 else "")
         init = f"{name} = tl.zeros(({shape}), tl.float32)" if order else f"{name} = 0.0"
         self.accumulators.setdefault(body, []).append((name, init))
-        if isinstance(node.op, Dot):
-            self.line(body, f"{name} = {self._dot(node, order, name)}", node, order)
-        else:
-            self.line(body, f"{name} += {self._share(node, order, body)}", node, order)
+        for term in _terms(node):
+            if isinstance(term.op, Dot):
+                self.line(body, f"{name} = {self._dot(term, order, name)}", term, order)
+            else:
+                self.line(body, f"{name} += {self._share(term, order, body)}", term, order)
         self.at = asked
         index = len(self.statements)
         self.statements.append(Statement(index, name, name, self.scope(node), True, ""))
@@ -319,8 +366,6 @@ class Lowering:
     def _share(self, node: Node, order: Axes, body: int) -> str:
         """The share of one key tile, inside the loop's body."""
         match node.op:
-            case Map(fn="add"):
-                return " + ".join(self._share(a, order, body) for a in node.args)
             case Mask() | Diagonal():
                 inner = node.args[0]
                 inner_order = order if isinstance(node.op, Mask) else ("t",)
@@ -332,10 +377,10 @@ class Lowering:
             case _:
                 raise ValueError(f"{node.op} does not add up over key tiles")
 
-    def line(self, scope: int, text: str, node: Node, order: Axes) -> None:
+    def line(self, scope: int, text: str, node: Node, order: Axes, *, last: bool = False) -> None:
         shape = ", ".join(EXTENT[a] for a in order)
         place = f" {self.spec}:{node.line}" if node.line else ""
-        self.statements.append(Statement(len(self.statements), "", "", scope, False, f"[{shape}]{place}" if order else place, lines=(text,)))
+        self.statements.append(Statement(len(self.statements), "", "", scope, False, f"[{shape}]{place}" if order else place, lines=(text,), rank=2 * CHUNK if last else self.rank(node)))
 
     def _expression(self, node: Node, order: Axes, scope: int) -> str:
         match node.op:
@@ -364,11 +409,13 @@ class Lowering:
                 text = f"segment_sum({self.number(node.args[0], node.axes)}, {'C' if size == CHUNK else size}, {reverse}, {exclusive})"
                 natural = self.emit(node, text, scope, plain=False, axes=node.axes)
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
+            case Rows() | Scatter() | Side():
+                return self._rows(node, order, scope)
             case Mask() | Diagonal() | TakeDiagonal() | Valid():
                 return self._select(node, order, scope)
             case Decay():
                 read, read_resets, write, write_resets = (self.value(a) for a in node.args)
-                seen = _seen("causal", 0, order)
+                seen = _seen("strict" if node.op.strict else "causal", 0, order)
                 t, s = (("[:, None]", "[None, :]") if order == ("t", "s") else ("[None, :]", "[:, None]"))
                 text = f"tl.exp(tl.where({seen} & ({read_resets}{t} == {write_resets}{s}), {read}{t} - {write}{s}, -float('inf')))"
                 return self.emit(node, text, scope, plain=False, axes=order)
@@ -383,6 +430,32 @@ class Lowering:
             case _:
                 assert_never(node.op)
 
+    def _rows(self, node: Node, order: Axes, scope: int) -> str:
+        """Rows are read from memory, where the tile lies with its width padded to 16 bytes."""
+        match node.op:
+            case Side(size=size):
+                return self.emit(node, f"upper_half(o_t, {size})", scope, plain=True, axes=order)
+            case Rows(kind=kind, size=size):
+                buffer = self.loaded(node.args[0])
+                assert buffer is not None and buffer.layout == "chunk"
+                self.rows_of.add(buffer.name)
+                start = f"{buffer.name}_rows + "
+                if kind == "last":
+                    text = f"tl.load({start}(i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)"
+                else:
+                    row = f"(i_c * C + o_t // {2 * size} * {2 * size} + {size - 1})[:, None]"
+                    text = f"tl.load({start}{row} * ((K + 3) // 4 * 4) + o_k[None, :], mask=o_k[None, :] < K, other=0.0)"
+                natural = self.emit(node, text, scope, plain=False, axes=node.axes)
+                return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
+            case Scatter(kind=kind, size=size):
+                value = self.number(node.args[0], node.args[0].axes)
+                if kind == "last":
+                    text = f"tl.where(o_t[:, None] == C - 1, {value}[None, :], 0.0)"
+                    return self.emit(node, text, scope, plain=True, axes=node.axes)
+                return self.emit(node, f"sum_to_middle({value}, {size})", scope, plain=False, axes=node.axes)
+            case _:
+                raise ValueError(str(node.op))
+
     def _select(self, node: Node, order: Axes, scope: int) -> str:
         inner = node.args[0]
         if isinstance(node.op, TakeDiagonal):
@@ -394,11 +467,11 @@ class Lowering:
     def _masked(self, node: Node, order: Axes, value: str) -> str:
         match node.op:
             case Mask(kind=kind, size=size):
-                return f"tl.where({_seen(kind, size, order)}, {value}, 0.0)"
+                rows = "o_l" if self._is_level(node) and self.at % 2 == 1 and not self.scan else "o_t"
+                return f"tl.where({_seen(kind, size, order, rows)}, {value}, 0.0)"
             case Diagonal():
                 return f"tl.where(o_t[:, None] == o_t[None, :], ({value})[:, None], 0.0)"
             case Valid():
-                self.needs_rows = True
                 return f"tl.where({_broadcast('m_t', ('t',), order)}, {value}, 0.0)"
             case _:
                 raise ValueError(str(node.op))
@@ -412,18 +485,48 @@ class Lowering:
         return _broadcast(value, own, order)
 
     def _add(self, node: Node, order: Axes, scope: int) -> str:
-        """A sum with a product in it is the product with the rest as its accumulator."""
-        first, second = node.args
-        for product, rest in ((second, first), (first, second)):
-            fits = isinstance(product.op, Dot) and not self._from_memory(product) and rest.axes == node.axes == product.axes
-            if fits and (self.scan or not self._reduces_keys(product)) and self._uses(product) == 1:
-                text = self._dot(product, order, self.number(rest, order))
-                return self.emit(node, text, scope, plain=False, axes=order)
-        if _is_negative(second):
-            text = f"{self.spread(first, order)} - {self.spread(second.args[1], order)}"
-        else:
-            text = f"{self.spread(first, order)} + {self.spread(second, order)}"
-        return self.emit(node, text, scope, plain=True, binary=True, axes=order)
+        """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added. A product takes the sum so far
+        as its accumulator."""
+        terms = sorted(self._summands(node), key=lambda t: (self.rank(t), self._product(t, node) is not None))
+        value = self.spread(terms[0], order)
+        rank = self.rank(terms[0])
+        for term in terms[1:]:
+            rank = max(rank, self.rank(term))
+            product = self._product(term, node)
+            if product is not None:
+                dot, factors = product
+                value = self.emit(node, self._dot(dot, order, value, factors), scope, plain=False, axes=order, rank=rank)
+                continue
+            negative = _is_negative(term)
+            text = f"{value} - {self.spread(term.args[1], order)}" if negative else f"{value} + {self.spread(term, order)}"
+            value = self.emit(node, text, scope, plain=rank == 0 or term is terms[-1], binary=True, axes=order, rank=rank)
+        return value
+
+    def _product(self, term: Node, node: Node) -> tuple[Node, list[Node]] | None:
+        """The term as a product that can take the sum so far as its accumulator, with the numbers in front of it: they go to an operand that
+        has to be computed anyway."""
+        factors = list(product_factors(term))
+        dots = [f for f in factors if isinstance(f.op, Dot)]
+        if term.axes != node.axes or len(dots) != 1 or self._from_memory(term):
+            return None
+        dot, numbers = dots[0], [f for f in factors if f is not dots[0]]
+        if any(f.axes for f in numbers) or self._from_memory(dot) or self._uses(dot) != 1 or self._uses(term) != 1:
+            return None
+        if not self.scan and self._reduces_keys(dot):
+            return None
+        if numbers and all(self.loaded(a) is not None or (self.scan and self._carried(a)) for a in dot.args):
+            return None
+        return dot, numbers
+
+    def _summands(self, node: Node) -> list[Node]:
+        """The terms of a sum; a sum inside is opened when nothing else uses it."""
+        found: list[Node] = []
+        for arg in node.args:
+            nested = isinstance(arg.op, Map) and arg.op.fn == "add" and not self._from_memory(arg)
+            opens = nested and arg.axes == node.axes and self._uses(arg) == 1 and self.where(arg) == self.where(node)
+            opens = opens and (self.scan or not self._reduces_keys(arg))
+            found += self._summands(arg) if opens else [arg]
+        return found
 
     def _uses(self, node: Node) -> int:
         have = {b.node.index for b in self.kernel.loads}
@@ -440,7 +543,8 @@ class Lowering:
         inner_order = self.order(inner)
         return f"tl.sum({self.number(inner, inner_order)}, {inner_order.index(axis)})"
 
-    def _dot(self, node: Node, order: Axes, accumulator: str | None) -> str:
+    def _dot(self, node: Node, order: Axes, accumulator: str | None, numbers: Sequence[Node] = ()) -> str:
+        """The product in this orientation; `numbers` multiply the operand that is computed here."""
         assert isinstance(node.op, Dot)
         left, right, out = split_spec(node.op.spec)
         x, y = node.args
@@ -452,12 +556,37 @@ class Lowering:
         first = self._axes_in(x, left, (out[0], contracted))
         second = self._axes_in(y, right, (contracted, out[1]))
         rest = f", {accumulator}" if accumulator else ""
-        return f"tl.dot({self.operand(x, first)}, {self.operand(y, second)}{rest}, input_precision=PRECISION)"
+        x_scaled = bool(numbers) and self.loaded(x) is None
+        a = self._scaled(x, first, numbers) if x_scaled else self.operand(x, first)
+        b = self._scaled(y, second, numbers) if numbers and not x_scaled else self.operand(y, second)
+        return f"tl.dot({a}, {b}{rest}, input_precision=PRECISION)"
+
+    def _scaled(self, node: Node, order: Axes, numbers: Sequence[Node]) -> str:
+        begin = len(self.statements)
+        factors = [self.value(n) for n in numbers if not is_number(n, -1.0)]
+        sign = "-" if sum(is_number(n, -1.0) for n in numbers) % 2 else ""
+        text = f"{sign}{' * '.join([*factors, self.number(node, order)])}"
+        scaled = self.emit(node, text, self.where(node), plain=True, binary=True, axes=order)
+        if self._is_guarded(node, order):
+            return self._guarded(node, order, scaled, begin)
+        return self.emit(node, f"{scaled}.to(ED)", self.where(node), plain=True, axes=order)
 
     @staticmethod
     def _axes_in(node: Node, naming: str, wanted: tuple[str, str]) -> Axes:
         local = dict(zip(naming, node.axes, strict=True))
         return tuple(local[c] for c in wanted)
+
+
+def _terms(node: Node) -> list[Node]:
+    """The terms of a sum, nested sums opened."""
+    if isinstance(node.op, Map) and node.op.fn == "add":
+        return [t for a in node.args for t in _terms(a)]
+    return [node]
+
+
+def _blocks_of(node: Node) -> frozenset[int]:
+    """The block sizes of halved-chunk levels that the value is made from."""
+    return frozenset(n.op.size for n in topological([node]) if isinstance(n.op, Segment | Mask | Rows | Side) and 0 < n.op.size < CHUNK)
 
 
 def _is_negative(node: Node) -> bool:
@@ -475,8 +604,8 @@ def _broadcast(value: str, own: Axes, order: Axes) -> str:
     return f"{value}[{index}]"
 
 
-def _seen(kind: str, size: int, order: Axes) -> str:
-    t, s = ("o_t[:, None]", "o_t[None, :]") if order == ("t", "s") else ("o_t[None, :]", "o_t[:, None]")
+def _seen(kind: str, size: int, order: Axes, rows: str = "o_t") -> str:
+    t, s = (f"{rows}[:, None]", f"{rows}[None, :]") if order == ("t", "s") else (f"{rows}[None, :]", f"{rows}[:, None]")
     match kind:
         case "strict":
             return f"({t} > {s})"
@@ -503,6 +632,10 @@ def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
             return f"power({x}, {exponent!r})", False
         case "quotient":
             return f"quotient({x}, {args[1]})", False
+        case "floor":
+            return f"log_decay_floor({x})", False
+        case "at_most_zero":
+            return f"tl.minimum({x}, 0.0)", False
         case "finite":
             return f"log_decay_finite({x})", False
         case "resets":
@@ -522,7 +655,7 @@ def lower(kernel: Kernel, names: dict[int, str], spec: str) -> Lowered:
         _store(work, buffer)
     if kernel.carry is not None:
         value = work.number(kernel.carry[1], kernel.carry[1].axes)
-        work.line(1, f"b_S = {value}", kernel.carry[1], kernel.carry[1].axes)
+        work.line(1, f"b_S = {value}", kernel.carry[1], kernel.carry[1].axes, last=True)
     return assemble(work)
 
 
@@ -558,7 +691,6 @@ def _store(work: Lowering, buffer: Buffer) -> None:
         return
     match (buffer.layout, node.axes):
         case ("token", ("t",)):
-            work.needs_rows = True
             text = f"tl.store({name} + (i_row + o_t) * H + i_h, {value}, mask=m_t)"
         case ("share" | "chunk", ()):
             text = f"tl.store({name} + i_c, {value})"
@@ -569,6 +701,46 @@ def _store(work: Lowering, buffer: Buffer) -> None:
         case _:
             raise ValueError(f"no place for {buffer}")
     work.line(scope, text, node, node.axes)
+
+
+def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) -> list[Statement]:
+    """The statements in order of rank where references allow it, in the order of demand otherwise."""
+    def references(statement: Statement) -> set[int]:
+        found: set[int] = set()
+        for reference in _REFERENCE.findall(" ".join((statement.text, *statement.lines))):
+            target = statements[int(reference)]
+            found |= references(target) if inlined(target) else {target.index}
+        return found
+
+    by_place = {id(s): i for i, s in enumerate(statements)}
+    needs = {i: {r for r in references(s) if statements[r].scope == s.scope} for i, s in enumerate(statements)}
+    users: dict[int, list[int]] = {}
+    for i, wanted in needs.items():
+        for r in wanted:
+            users.setdefault(r, []).append(i)
+    first = _urgency(statements, users)
+    ready = [(first[i], i) for i, wanted in needs.items() if not wanted]
+    heapq.heapify(ready)
+    order: list[Statement] = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(statements[i])
+        for user in users.get(i, ()):
+            needs[user].discard(i)
+            if not needs[user]:
+                heapq.heappush(ready, (first[user], user))
+    assert len(order) == len(by_place)
+    return order
+
+
+def _urgency(statements: list[Statement], users: dict[int, list[int]]) -> dict[int, int]:
+    """A statement's rank; one without a level of its own is as urgent as what first needs it."""
+    first: dict[int, int] = {}
+    for i in reversed(range(len(statements))):
+        later = [first[u] for u in users.get(i, ()) if u in first]
+        own = statements[i].rank
+        first[i] = own if own else max(0, min(later, default=0))
+    return first
 
 
 _REFERENCE = re.compile(r"§(\d+)§")
@@ -582,13 +754,20 @@ def assemble(work: Lowering) -> Lowered:
         for reference in _REFERENCE.findall(" ".join((statement.text, *statement.lines))):
             uses.setdefault(int(reference), []).append(statement)
 
+    def alone(statement: Statement) -> Statement | None:
+        """The only user, when it stands in the same scope."""
+        users = uses.get(statement.index, [])
+        return users[0] if len(users) == 1 and users[0].scope == statement.scope else None
+
+    def guarded(statement: Statement) -> bool:
+        """Whether it is computed for a guarded score alone: then it stands behind the guard as well, unless it comes from memory."""
+        user = alone(statement)
+        return user is not None and (len(user.lines) > 1 or (inlined(user) and guarded(user))) and ".load(" not in statement.text and not statement.text.startswith("tl.load")
+
     def inlined(statement: Statement) -> bool:
         if statement.text == statement.name or re.fullmatch(r"-?[\w.]+", statement.text):
             return True  # an accumulator, a number or a keyword argument
-        users = uses.get(statement.index, [])
-        alone = len(users) == 1 and users[0].scope == statement.scope
-        guarded = alone and len(users[0].lines) > 1 and not statement.text.startswith(("tl.load", "segment_sum")) and ".load(" not in statement.text
-        return (statement.plain and alone) or guarded
+        return (statement.plain and alone(statement) is not None) or guarded(statement)
 
     def resolve(text: str) -> str:
         def replace(match: re.Match[str]) -> str:
@@ -602,7 +781,7 @@ def assemble(work: Lowering) -> Lowered:
         return _REFERENCE.sub(replace, text)
 
     scopes: dict[int, list[str]] = {}
-    for statement in statements:
+    for statement in _by_rank(statements, inlined):
         lines = scopes.setdefault(statement.scope, [])
         comment = f"  # {statement.comment.strip()}" if statement.comment.strip() else ""
         if statement.lines:
@@ -610,12 +789,11 @@ def assemble(work: Lowering) -> Lowered:
         elif statement.index in uses and not inlined(statement):
             lines.append(f"{statement.name} = {resolve(statement.text)}{comment}")
     constants = tuple(sorted(work.constants))
-    text = "\n".join(line for lines in scopes.values() for line in lines)
     if work.scan:
-        return Lowered(work.kernel, tuple(scopes.get(0, ())), tuple(scopes.get(1, ())), (), constants, work.needs_rows, "unit_lower_inverse" in text)
+        return Lowered(work.kernel, tuple(scopes.get(0, ())), tuple(scopes.get(1, ())), (), constants, tuple(sorted(work.rows_of)))
     last = max([*scopes, 0])
     loops = tuple(
         Loop(tuple(init for _, init in work.accumulators.get(s, ())), tuple(scopes.get(s, ())), tuple(scopes.get(s + 1, ())))
         for s in range(1, last + 1, 2)
     )
-    return Lowered(work.kernel, tuple(scopes.get(0, ())), (), loops, constants, work.needs_rows, "unit_lower_inverse" in text)
+    return Lowered(work.kernel, tuple(scopes.get(0, ())), (), loops, constants, tuple(sorted(work.rows_of)))

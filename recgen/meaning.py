@@ -21,6 +21,9 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Rows,
+    Scatter,
+    Side,
     Segment,
     Sum,
     TakeDiagonal,
@@ -65,14 +68,25 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             return args[0]
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
             return _segment(args[0], size, reverse, exclusive)
+        case Rows(kind=kind, size=size):
+            return args[0][_source(kind, size, sizes["t"])] if kind == "middle" else args[0][-1]
+        case Scatter(kind=kind, size=size):
+            total = np.zeros(tuple(sizes[a] for a in node.axes))
+            if kind == "middle":
+                np.add.at(total, _source(kind, size, sizes["t"]), args[0])
+            else:
+                total[-1] = args[0]
+            return total
+        case Side(size=size):
+            return np.where(np.arange(sizes["t"]) // size % 2 == 1, 1.0, -1.0)
         case Mask(kind=kind, size=size):
             return np.where(mask_matrix(kind, size, sizes["t"]), args[0], 0.0)
         case Valid():
             rows = np.arange(sizes["t"]) < (sizes["t"] if valid is None else valid)
             return np.where(_spread(rows, ("t",), node.axes), args[0], 0.0)
-        case Decay():
+        case Decay(strict=strict):
             read, read_resets, write, write_resets = args
-            connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("causal", 0, sizes["t"])
+            connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("strict" if strict else "causal", 0, sizes["t"])
             return np.exp(np.where(connected, read[:, None] - write[None, :], -np.inf))
         case Diagonal():
             return np.diag(args[0])
@@ -99,6 +113,12 @@ def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
             return (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
         case _:
             raise ValueError(kind)
+
+
+def _source(kind: str, size: int, n: int) -> NDArray[np.intp]:
+    """The row that each token reads: the last of the lower half of its 2 * size block."""
+    t = np.arange(n)
+    return t // (2 * size) * (2 * size) + size - 1
 
 
 def _spread(x: Array | NDArray[np.bool_], axes: tuple[Axis, ...], target: tuple[Axis, ...]) -> Array:
@@ -138,6 +158,10 @@ def _elementwise(fn: str, args: list[Array], exponent: float) -> Array:
             return x**exponent
         case "quotient":  # x / y, and 0 where x is 0: a gradient that no path carries
             return np.divide(x, args[1], out=np.zeros(np.broadcast(x, args[1]).shape), where=np.broadcast_to(x != 0, np.broadcast(x, args[1]).shape))
+        case "floor":  # a log decay, no lower than what fp32 can tell from nothing
+            return np.maximum(x, RESET)
+        case "at_most_zero":
+            return np.minimum(x, 0.0)
         case "finite":  # a log decay without its resets
             return np.where(x < RESET, 0.0, x)
         case "resets":

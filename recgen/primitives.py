@@ -7,23 +7,43 @@ import triton.language as tl
 
 
 @triton.jit
-def _join_without_last(total_a, last_a, total_b, last_b):
-    return total_a + last_a + total_b, last_b
+def segment_sum(x, SIZE: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Cumulative sum over rows inside blocks of SIZE rows, of finite x [C] or [C, D]."""
+    C: tl.constexpr = x.shape[0]
+    if SIZE == C:
+        total = tl.cumsum(x, 0, reverse=REVERSE)
+    elif len(x.shape) == 1:
+        total = tl.reshape(tl.cumsum(tl.reshape(x, (C // SIZE, SIZE)), 1, reverse=REVERSE), x.shape)
+    else:
+        total = tl.reshape(tl.cumsum(tl.reshape(x, (C // SIZE, SIZE, x.shape[1])), 1, reverse=REVERSE), x.shape)
+    if EXCLUSIVE:
+        total = total - x
+    return total
 
 
 @triton.jit
-def segment_sum(x, SIZE: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """Cumulative sum over rows inside blocks of SIZE rows, [C] or [C, D]. The exclusive form never subtracts: -inf and 1e9 are as good as -1."""
+def sum_to_middle(x, SIZE: tl.constexpr):
+    """The sum over each block of 2 * SIZE rows, in the last row of its lower half; zero elsewhere. [C, D]"""
     C: tl.constexpr = x.shape[0]
-    if len(x.shape) == 1:
-        blocks = tl.reshape(x, (C // SIZE, SIZE))
+    if 2 * SIZE > C:
+        result = tl.zeros_like(x)
     else:
-        blocks = tl.reshape(x, (C // SIZE, SIZE, x.shape[1]))
-    if EXCLUSIVE:
-        total, _ = tl.associative_scan((tl.zeros_like(blocks), blocks), 1, _join_without_last, reverse=REVERSE)
-    else:
-        total = tl.cumsum(blocks, 1, reverse=REVERSE)
-    return tl.reshape(total, x.shape)
+        total = tl.sum(tl.reshape(x, (C // (2 * SIZE), 2 * SIZE, x.shape[1])), 1)
+        row = tl.arange(0, 2 * SIZE)[None, :, None]
+        result = tl.reshape(tl.where(row == SIZE - 1, total[:, None, :], 0.0), x.shape)
+    return result
+
+
+@triton.jit
+def upper_half(t, SIZE: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower."""
+    return tl.where((t // SIZE) % 2 == 1, 1.0, -1.0)
+
+
+@triton.jit
+def log_decay_floor(g):
+    """A log decay, no lower than what fp32 can tell from nothing."""
+    return tl.maximum(g, -87.0)
 
 
 @triton.jit

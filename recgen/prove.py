@@ -123,7 +123,7 @@ class _Rows:
     def value(self, expr: Expr, t: int) -> Vector:
         return [self.poly(self.element(expr, t, 0, v)) for v in range(self.values)]
 
-    def retention(self, expr: Expr, t: int) -> Vector:
+    def decay(self, expr: Expr, t: int) -> Vector:
         """exp of a log decay."""
         return self.key(sympy.exp(expr), t)
 
@@ -199,7 +199,7 @@ def _micro_steps(normal: NormalForm, rows: _Rows) -> _Result:
             if step.decay_axis == "none":
                 S = _added(S, [_write(e, S, rows, t) for e in step.events])
                 continue
-            decay = rows.retention(step.decay, t)
+            decay = rows.decay(step.decay, t)
             after = _kept(S, decay)
             before = _added(S, [_write(e, after if e.read_after else S, rows, t) for e in step.events if not e.write_after])
             seen[n, True], seen[n + 1, False] = after, before
@@ -295,5 +295,5 @@ def _span(form: ChunkForm, rows: _Rows, first: int, end: int) -> Vector:
         raise VerifyError(f"{form.normal.name}: a positive exponent: from token {first} back to token {end}")
     result = [rows.ring.one] * rows.keys
     for t in range(first, end):
-        result = _times(result, rows.retention(form.decay, t))
+        result = _times(result, rows.decay(form.decay, t))
     return result

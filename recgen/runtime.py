@@ -124,15 +124,16 @@ def tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a kernel is: how it walks over the chunks, and how many tiles of each shape one iteration loads."""
+    """What a kernel is: how it walks over the chunks, and how many tiles of each shape one iteration loads, its products, and whether it works through
+    levels of halved chunks."""
 
     walk: str
     tk: int
     tv: int
     ts: int
     vk: int
-    inverse: bool
     dots: int
+    levels: bool
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,15 @@ import networkx as nx
 
 from .cost import Sizes, seconds
 from .errors import VerifyError
-from .graph import Const, Dot, Load, Node, Valid, topological
+from .graph import Const, Dot, Inverse, Load, Map, Node, Rows, Segment, Sum, Valid, topological
 from .hardware import H200, Hardware
 from .tile import TileGraph
 
 SCAN = 0.5  # a scan has one program a head: an operation there costs half as much again
+SERIAL = 10.0  # ... and one in which its warps wait for each other is on the path from state to state
 PARALLEL = 1.0  # the gradient kernel is the largest: what it does twice, it does at full price
+
+MANY = 12  # products in one kernel, beyond which its tiles no longer stay in registers
 
 Layout = Literal["token", "chunk", "head", "share", "state"]
 
@@ -98,6 +101,7 @@ class _Planner:
     sizes: Sizes
     hardware: Hardware
     buffers: dict[int, Buffer]
+    resident: frozenset[int]  # tiles whose rows are read from memory
 
     def depends(self, node: Node) -> frozenset[str]:
         """Which of state, dstate, do, inputs the node needs."""
@@ -132,7 +136,10 @@ class _Planner:
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
-            graph.add_edge("source", made, capacity=ticks(pressure * self.seconds(node)))
+            if node.index in self.resident:  # rows of it are read from memory
+                graph.add_edge("source", made)
+            else:
+                graph.add_edge("source", made, capacity=ticks(self.price(node, pressure) * self.seconds(node)))
             for arg in node.args:
                 if not isinstance(arg.op, Const):
                     graph.add_edge((arg.index, "here"), made)
@@ -146,11 +153,15 @@ class _Planner:
             if not isinstance(n.op, Const) and (n.index, "here") not in before and (isinstance(n.op, Load) or (n.index, "made") in before)
         )
 
+    def price(self, node: Node, pressure: float) -> float:
+        """How much dearer the operation is in a kernel under `pressure` than in the kernel that would make it for us."""
+        return SERIAL if pressure == SCAN and isinstance(node.op, Segment | Sum | Inverse) else pressure
+
     def bytes(self, node: Node) -> int:
-        """Gates stay fp32 whatever the operands are."""
+        """Gates stay fp32 whatever the operands are, and so does a tile that anything but a matrix product uses."""
         gates = {i.name for i in self.tile.form.normal.inputs if i.domain.kind == "log_decay"}
-        gate = isinstance(node.op, Load) and node.op.name in gates
-        return 4 * self.sizes.count(node) if gate else self.sizes.bytes(node)
+        wide = (isinstance(node.op, Load) and node.op.name in gates) or isinstance(node.op, Segment | Rows) or (isinstance(node.op, Map) and node.op.fn == "exp")
+        return 4 * self.sizes.count(node) if wide else self.sizes.bytes(node)
 
     def local(self, node: Node) -> bool:
         """A kernel over chunks can make it before any scan: it varies with the chunk, needs inputs alone, and has no value channels."""
@@ -204,7 +215,8 @@ def _settle(plan: Schedule) -> Schedule:
 
 def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
     """Cuts the graph into kernels."""
-    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {})
+    resident = frozenset(n.args[0].index for n in tile.graph.table.values() if isinstance(n.op, Rows))
+    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident)
     for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
         plan.buffer(leaf)
     forward, saved = _forward(plan)
@@ -219,11 +231,22 @@ def varies(node: Node) -> bool:
     return any(isinstance(n.op, Valid) or (isinstance(n.op, Load) and ("t" in n.axes or n.op.role != "input")) for n in topological([node]))
 
 
-def _prepare(plan: _Planner, name: str, wanted: list[Node], written: set[int], doc: str) -> Kernel | None:
+def _prepare(plan: _Planner, suffix: str, wanted: list[Node], written: set[int], doc: str) -> list[Kernel]:
+    """The kernels that make `wanted` from inputs and from what is `written`: first the tiles whose rows are read, then the rest."""
     targets = [n for n in wanted if not isinstance(n.op, Load) and n.index not in written]
-    if not targets:
-        return None
-    loads = [n for n in topological(targets, stop=lambda n: n.index in written) if isinstance(n.op, Load) or n.index in written]
+    inside = topological(targets, stop=lambda n: n.index in written)
+    resident = [n for n in inside if n.index in plan.resident and n.index not in written]
+    kernels = [_over_chunks(plan, f"gates{suffix}", resident, written, "the cumulative log decay of each chunk")] if resident else []
+    written = written | {n.index for n in resident}
+    targets = [n for n in targets if n.index not in written]
+    if targets:
+        kernels.append(_over_chunks(plan, f"prepare{suffix}", targets, written, doc))
+    return kernels
+
+
+def _over_chunks(plan: _Planner, name: str, targets: list[Node], written: set[int], doc: str) -> Kernel:
+    inside = topological(targets, stop=lambda n: n.index in written)
+    loads = [n for n in inside if isinstance(n.op, Load) or n.index in written]
     return Kernel(name, "parallel", tuple(plan.buffer(n) for n in loads), tuple(plan.buffer(n) for n in targets), None, None, None, doc)
 
 
@@ -231,16 +254,26 @@ def _forward(plan: _Planner) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
     tile = plan.tile
     loads = plan.cut([tile.output, tile.state], set(), plan.local, SCAN)
     loads = tuple(n for n in loads if n is not tile.start)
-    prepare = _prepare(plan, "prepare", list(loads), set(), "what depends on one chunk alone")
+    prepare = _prepare(plan, "", list(loads), set(), "what depends on one chunk alone")
     output = plan.buffer(tile.output, name="o", layout="token")
     scan = Kernel(
         "scan", "forward", tuple(plan.buffer(n) for n in loads), (output,), (tile.start, tile.state),
         Buffer("initial_state", tile.start, "state", False), Buffer("final_state", tile.state, "state", False),
         "the state from chunk to chunk, and the output",
     )
-    stored = prepare.stores if prepare else ()
+    stored = [b for kernel in prepare for b in kernel.stores]
     saved = tuple(b for b in stored if not {"k", "v"} & set(b.node.axes))
-    return ((prepare, scan) if prepare else (scan,)), saved
+    return (*prepare, scan), saved
+
+
+def _groups(gradients: list[Node]) -> list[list[Node]]:
+    """The gradients that one kernel makes. Where the key side alone is large, value rows get a kernel of their own."""
+    key_side = [n for n in gradients if "v" not in n.axes]
+    values = [n for n in gradients if "v" in n.axes]
+    products = sum(isinstance(n.op, Dot) for n in topological(key_side))
+    if values and key_side and products > MANY:
+        return [values, key_side]
+    return [gradients] if gradients else []
 
 
 def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
@@ -264,7 +297,9 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
     for name, node in tile.d_inputs:
         plan.buffer(node, name=f"d{name}", layout=tokens[node.index])  # type: ignore[arg-type]
     given |= {n.index for n in early}
-    gradient_loads = plan.cut(gradients, given, storable, PARALLEL) if gradients else ()
+    groups = _groups(gradients)
+    cuts = [plan.cut(group, given, storable, PARALLEL) for group in groups]
+    gradient_loads = tuple(dict.fromkeys(n for cut in cuts for n in cut))
     forward_rows = [n for n in gradient_loads if "state" in plan.depends(n) and not isinstance(n.op, Load)]
     reverse_rows = [n for n in gradient_loads if "dstate" in plan.depends(n) and not isinstance(n.op, Load)]
     reverse_rows = list(dict.fromkeys([*early, *reverse_rows]))
@@ -272,9 +307,8 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
     states_loads = tuple(n for n in states_loads if n is not tile.start)
     reverse_loads = tuple(n for n in plan.cut([tile.d_start, *reverse_rows], given, plan.local, SCAN) if n is not tile.d_state)
     needed = list(dict.fromkeys(n for n in (*states_loads, *reverse_loads, *gradient_loads) if plan.local(n)))
-    prepare = _prepare(plan, "prepare_backward", needed, {b.node.index for b in saved}, "what the forward did not keep")
+    kernels = _prepare(plan, "_backward", needed, {b.node.index for b in saved}, "what the forward did not keep")
     buffers = lambda nodes: tuple(plan.buffer(n) for n in nodes)  # noqa: E731
-    kernels = [prepare] if prepare else []
     if tile.start in gradient_loads or forward_rows:
         keep = (tile.start,) if tile.start in gradient_loads else ()
         kernels.append(Kernel(
@@ -287,9 +321,10 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
         Buffer("d_final_state", tile.d_state, "state", False), Buffer("d_initial_state", tile.d_start, "state", False),
         "the state's gradient from the last chunk to the first",
     ))
-    if gradients:
-        kernels.append(Kernel(
-            "gradient", "parallel", buffers(gradient_loads), buffers(gradients), None, None, None, "the gradients of the inputs, chunk by chunk",
-        ))
+    for group, cut in zip(groups, cuts, strict=True):
+        values = len(groups) > 1 and "v" in group[0].axes
+        name, side = ("gradient_values", "value-side ") if values else ("gradient", "")
+        doc = f"the {side}gradients of the inputs, chunk by chunk"
+        kernels.append(Kernel(name, "parallel", buffers(cut), buffers(group), None, None, None, doc))
     return tuple(kernels)
 

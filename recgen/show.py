@@ -3,216 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import assert_never
 
 from .chunk_text import columns
 from .cost import Sizes, flops
-from .graph import (
-    Along,
-    Const,
-    Decay,
-    Diagonal,
-    Dot,
-    Expand,
-    Inverse,
-    Load,
-    Map,
-    Mask,
-    Node,
-    Segment,
-    Sum,
-    TakeDiagonal,
-    Valid,
-    product_factors,
-    split_spec,
-    topological,
-)
-from .schedule import Buffer, Kernel, Schedule
+from .graph import Decay, Inverse, Load, Map, Mask, Node, Segment, Valid, topological
+from .schedule import Buffer, Kernel, Layout, Schedule
+from .show_maths import Names
 from .tile import TileGraph
 
-B, T, H = 8, 4096, 16  # of the costs of a schedule; K and V are its sizes
-OPERAND, FP32 = 2, 4  # bytes
+B, T, H = 8, 4096, 16  # of a schedule's costs; K and V are its sizes
 WIDTH = 88  # of an operation; a longer sum goes on on the next line
-FOLD = 44  # a value that is used once and has no name is written into its user when it is at most this long
-SUM, PRODUCT, MATMUL, ATOM = range(4)  # how strongly the outermost operation of a text binds
 
-_LEAVES = {"state": "S0", "dstate": "dS1", "do": "dO"}
 _PHASES = (
     ("chunk-local", "what the inputs of a chunk alone decide: all chunks at once"),
     ("carried", "what needs the state S0 that enters the chunk: from the first chunk to the last"),
     ("reverse", "what the gradient of S0 needs of dO and of the gradient dS1 of the chunk's end: from the last chunk to the first"),
     ("gradients", "the rest of the inputs' gradients, each under the first input that needs it: all chunks at once"),
 )
-
-
-class Names:
-    """What every node is called, and its operation in readable maths."""
-
-    def __init__(self, tile: TileGraph) -> None:
-        self.tile = tile
-        self.targets = _targets(tile)
-        self.nodes = topological(self.targets)
-        self.uses: dict[int, int] = {}
-        for node in self.nodes:
-            for arg in node.args:
-                self.uses[arg.index] = self.uses.get(arg.index, 0) + 1
-        self.phase = {n.index: p for p, n in _phases(tile, self.nodes)}
-        self.names = self._names()
-        self.folded: dict[int, tuple[str, int]] = {}
-        for node in self.nodes:
-            self._fold(node)
-
-    def _names(self) -> dict[int, str]:
-        """The graph's names, told apart where two nodes share one by a _ behind the later."""
-        names: dict[int, str] = {}
-        taken = {i.name for i in self.tile.form.normal.inputs} | set(_LEAVES.values())
-        for node in self.nodes:
-            if isinstance(node.op, Load):
-                names[node.index] = _LEAVES.get(node.op.name, node.op.name) if node.op.role != "input" else node.op.name
-                continue
-            name = self.tile.graph.names.get(node.index, f"x{node.index}")
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            names[node.index] = name
-        return names
-
-    def _fold(self, node: Node) -> None:
-        """Decides whether the node is written inside what uses it."""
-        match node.op:
-            case Load():
-                self.folded[node.index] = self.names[node.index], ATOM
-            case Const(value=value):
-                self.folded[node.index] = (value if isinstance(value, str) else f"{value:g}"), ATOM
-            case Expand() if node not in self.targets:
-                self.folded[node.index] = self.bound(node.args[0])
-            case Along() if node not in self.targets:
-                self.folded[node.index] = f"{self.paren(node.args[0], ATOM)}^T", ATOM
-            case _:
-                if self.uses.get(node.index, 0) != 1 or node.index in self.tile.graph.names or node in self.targets:
-                    return
-                user = next(n for n in self.nodes if node in n.args)
-                text, binds = self.maths(node)
-                chain = isinstance(node.op, Map) and node.op.fn == "add" and isinstance(user.op, Map) and user.op.fn == "add"
-                if (chain or len(text) <= FOLD) and self.phase[user.index] == self.phase[node.index]:
-                    self.folded[node.index] = text, binds
-
-    def shown(self) -> list[Node]:
-        """The nodes with a line of their own."""
-        return [n for n in self.nodes if n.index not in self.folded]
-
-    def parts(self, node: Node) -> list[Node]:
-        """The node and all that is written inside its line."""
-        own = [node]
-        for arg in node.args:
-            if arg.index in self.folded and not isinstance(arg.op, Load | Const):
-                own += self.parts(arg)
-        return own
-
-    # maths
-
-    def bound(self, node: Node) -> tuple[str, int]:
-        """How the value of a node is written where it is used, and how strongly that binds."""
-        return self.folded.get(node.index) or (self.names[node.index], ATOM)
-
-    def paren(self, node: Node, least: int) -> str:
-        text, binds = self.bound(node)
-        return text if binds >= least else f"({text})"
-
-    def maths(self, node: Node) -> tuple[str, int]:
-        """The operation of a node."""
-        first = node.args[0] if node.args else node
-        match node.op:
-            case Map(fn=fn, exponent=exponent):
-                return self._map(node, fn, exponent)
-            case Dot(spec=spec):
-                return self._dot(node, spec)
-            case Sum(axis=axis):
-                return f"sum_{axis}({self.bound(first)[0]})", ATOM
-            case Segment(size=size, reverse=reverse, exclusive=exclusive):
-                marks = (", backwards" if reverse else "") + (", without the own token" if exclusive else "")
-                return f"segment sum over {size} tokens{marks}, of {self.paren(first, PRODUCT)}", SUM
-            case Mask(kind="level", size=size):
-                return f"{self.paren(first, PRODUCT)}, t in the second and s in the first half of {2 * size} tokens", SUM
-            case Mask(kind=kind):
-                return f"{self.paren(first, PRODUCT)}, s {'<' if kind == 'strict' else '<='} t", SUM
-            case Valid():
-                return f"valid({self.bound(first)[0]})", ATOM
-            case Decay():
-                read, read_resets, write, write_resets = (self.names[a.index] for a in node.args)
-                return f"exp({read}_t - {write}_s), s <= t, {read_resets}_t = {write_resets}_s", SUM
-            case Diagonal():
-                return f"diag({self.bound(first)[0]})", ATOM
-            case TakeDiagonal():
-                return f"diagonal({self.bound(first)[0]})", ATOM
-            case Inverse():
-                return f"(I - {self.paren(first, PRODUCT)})^-1", ATOM
-            case Expand():
-                return self.bound(first)
-            case Along():
-                return f"{self.paren(first, ATOM)}^T", ATOM
-            case Load() | Const():
-                return self.bound(node)
-            case _:
-                assert_never(node.op)
-
-    def _map(self, node: Node, fn: str, exponent: float) -> tuple[str, int]:
-        match fn:
-            case "add":
-                left, right = (self.bound(a)[0] for a in node.args)
-                return (f"{left} - {right[1:]}" if right.startswith("-") and not _is_sum(right) else f"{left} + {right}"), SUM
-            case "mul":
-                factors = [self.paren(a, PRODUCT) for a in node.args]
-                sign = sum(f.startswith("-") for f in factors) % 2
-                text = " * ".join(f for f in (f.removeprefix("-") for f in factors) if f != "1")
-                return f"{'-' if sign else ''}{text}", PRODUCT
-            case "quotient":
-                return f"{self.paren(node.args[0], PRODUCT)} / {self.paren(node.args[1], ATOM)}", PRODUCT
-            case "pow":
-                return f"{self.paren(node.args[0], ATOM)} ** {exponent:g}", MATMUL
-            case _:
-                return f"{fn}({self.bound(node.args[0])[0]})", ATOM
-
-    def _dot(self, node: Node, spec: str) -> tuple[str, int]:
-        """x y^T and the like: an operand is transposed where the contracted axis does not stand in the middle."""
-        left, right, out = split_spec(spec)
-        inner = next(c for c in left if c in right and c not in out)
-        x, y = (self.paren(a, ATOM) for a in node.args)
-        return f"({x}{'^T' if left[0] == inner else ''} {y}{'^T' if right[-1] == inner else ''})", ATOM
-
-
-def _is_sum(text: str) -> bool:
-    """Whether a + or - stands outside of all brackets, behind the sign."""
-    depth = 0
-    for before, c in zip(text, text[1:], strict=False):
-        depth += (c in "([") - (c in ")]")
-        if depth == 0 and before == " " and c in "+-":
-            return True
-    return False
-
-
-def _targets(tile: TileGraph) -> list[Node]:
-    return [tile.output, tile.state, tile.d_start, *(n for _, n in tile.d_inputs)]
-
-
-def _phases(tile: TileGraph, nodes: Iterable[Node]) -> list[tuple[str, Node]]:
-    """The phase of each node."""
-    forward = {n.index for n in topological([tile.output, tile.state])}
-    reverse = {n.index for n in topological([tile.d_start])}
-    carried: set[int] = set()
-    found: list[tuple[str, Node]] = []
-    for node in nodes:
-        if node is tile.start or any(a.index in carried for a in node.args):
-            carried.add(node.index)
-        if node.index in forward:
-            found.append(("carried" if node.index in carried else "chunk-local", node))
-        else:
-            found.append(("reverse" if node.index in reverse else "gradients", node))
-    return found
-
-
-# the tile graph
 
 
 def show_graph(tile: TileGraph) -> str:
@@ -228,11 +35,10 @@ def show_graph(tile: TileGraph) -> str:
             continue
         count = sum(flops(n, sizes) for n in names.nodes if names.phase[n.index] == phase)
         out += ["", f"{phase}: {what}; {_count(count)} flops"]
-        groups = _by_input(tile, nodes) if phase == "gradients" else [("", nodes)]
-        rows = [_line(n, names, sizes) for _, group in groups for n in group]
-        lines = iter(_table(rows))
+        groups = _by_input(tile, names, nodes) if phase == "gradients" else [("", nodes)]
+        lines = iter(_table([_line(n, names, sizes) for _, group in groups for n in group]))
         for label, group in groups:
-            out += [f"  {label}"] if label else []
+            out += ["", f"  {label}"] if label else []
             out += [line for _ in group for line in next(lines)]
     return "\n".join(out)
 
@@ -241,15 +47,20 @@ def _graph_legend(tile: TileGraph, names: Names) -> list[str]:
     ops = [n.op for n in names.nodes]
     rows = [
         ("[t, k]", "axes: t the token that reads, s the one that wrote, k a key channel, v a value channel"),
-        ("x y^T, x * y", "matrix product; product entry by entry, a vector repeated along the axes that it lacks; x^T of a vector: over s"),
-        ("dx", "the gradient of x: reverse mode over the lines above it"),
+        ("x y^T, x * y", "a matrix product; a product entry by entry, along missing axes repeated; x^T of a vector: over s, not t"),
+        ("dx", "the gradient of x, by reverse mode over the lines above it"),
+        ("1.05M", "flops of matrix products"),
     ]
     if any(isinstance(op, Segment) for op in ops):
-        rows.append(("segment sum", "cumulative inside blocks of tokens: nothing is subtracted, so exp of a sum of log decays is at most 1"))
+        rows.append(("segment sum", "cumulative inside blocks of tokens: nothing is subtracted, exp of it is at most 1"))
+    if any(isinstance(op, Mask | Decay) for op in ops):
+        rows.append(("x, s < t", "x at the pairs (t, s) where that holds, 0 elsewhere"))
+    if any(isinstance(op, Mask) and op.kind == "level" for op in ops):
+        rows.append(("across the middle", "of n tokens: t in the second and s in the first half of a block of n tokens"))
     if any(isinstance(op, Inverse) for op in ops):
         rows.append(("(I - L)^-1", "never differentiated: with U = (I - L)^-1 Y, dY = (I - L)^-T dU and dL = dY U^T"))
     if any(isinstance(op, Decay) for op in ops):
-        rows.append(("finite, resets", "a log decay without its resets (exp of them is 0), and their count: a reset between s and t makes the decay 0"))
+        rows.append(("finite, resets", "a log decay but for its resets (exp is 0), and these: one between s and t is a decay of 0"))
         rows.append(("Z", "ddecay * decay: row sums less column sums of it are the gradient of G"))
     if any(isinstance(op, Valid) for op in ops):
         rows.append(("valid(x)", "x, and 0 on the padding of a ragged last chunk"))
@@ -266,14 +77,15 @@ def _leaves(names: Names, sizes: Sizes) -> list[str]:
     return columns(rows)
 
 
-def _by_input(tile: TileGraph, nodes: list[Node]) -> list[tuple[str, list[Node]]]:
+def _by_input(tile: TileGraph, names: Names, nodes: list[Node]) -> list[tuple[str, list[Node]]]:
+    """Under each input the nodes that its gradient needs and none before it does."""
     left, groups = dict.fromkeys(nodes), list[tuple[str, list[Node]]]()
     for name, target in tile.d_inputs:
         needed = [n for n in topological([target]) if n in left]
         for n in needed:
             del left[n]
-        if needed:
-            groups.append((f"for {name}", needed))
+        other = names.bound(target)[0]
+        groups.append((f"for {name}" if other == f"d{name}" else f"for {name}: d{name} = {other}", needed))
     return groups
 
 
@@ -286,8 +98,10 @@ def _line(node: Node, names: Names, sizes: Sizes) -> tuple[str, list[str], str, 
 
 def _table(rows: list[tuple[str, list[str], str, str, str]]) -> list[list[str]]:
     """The lines of each row, aligned."""
-    left, wide, shapes, counts = (max((len(cell) for cell in cells), default=0) for cells in (
-        (r[0] for r in rows), (line for r in rows for line in r[1]), (r[2] for r in rows), (r[3] for r in rows)))
+    left, wide, shapes, counts = (
+        max((len(cell) for cell in cells), default=0)
+        for cells in ((r[0] for r in rows), (line for r in rows for line in r[1]), (r[2] for r in rows), (r[3] for r in rows))
+    )
     table = []
     for name, (first, *more), shape, count, line in rows:
         head = f"  {name.ljust(left)} = {first.ljust(wide)}   {shape.ljust(shapes)}   {count.rjust(counts)}   {line}".rstrip()
@@ -318,3 +132,158 @@ def _count(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
+
+
+# the schedule
+
+
+def show_schedule(plan: Schedule) -> str:
+    """Every kernel with what it moves and computes, and the least time that takes; then the sums."""
+    names = Names(plan.tile)
+    costs = _Costs(plan, names)
+    hardware = plan.hardware
+    out = [
+        f"schedule of {plan.tile.form.normal.name} on {hardware.name}",
+        "",
+        *columns(
+            [
+                ("shape", f"B = {B}, T = {T}, H = {H}, K = {plan.sizes.k}, V = {plan.sizes.v}, in bf16"),
+                ("floor", "the larger of bytes / bandwidth and flops / matmul rate; every kernel reads and writes each value once"),
+                (hardware.name, f"{_count(hardware.bandwidth)}B/s, {_count(hardware.matmul)}flop/s"),
+                ("chunks", f"{costs.chunks} a sequence, of {plan.sizes.t} tokens"),
+            ]
+        ),
+    ]
+    made: set[int] = set()
+    for stage, kernels in (("forward", plan.forward), ("backward", plan.backward)):
+        for kernel in kernels:
+            out += ["", *_kernel(kernel, stage, costs, made)]
+    return "\n".join([*out, "", *_totals(costs)])
+
+
+class _Costs:
+    """Bytes, flops and time of a schedule's kernels, for the shape B, T, H."""
+
+    def __init__(self, plan: Schedule, names: Names) -> None:
+        self.plan, self.names, self.sizes = plan, names, plan.sizes
+        self.chunks = -(-T // plan.sizes.t)
+        self.gates = {i.name for i in plan.tile.form.normal.inputs if i.domain.kind == "log_decay"}
+
+    def shape(self, buffer: Buffer) -> list[str | int]:
+        """The extents in memory, those of the caller by letter."""
+        axes: list[str | int] = [{"k": "K", "v": "V"}.get(a, self.sizes.t) for a in buffer.node.axes]
+        leading: dict[Layout, list[str | int]] = {
+            "token": ["B", "T", "H"],
+            "chunk": ["B", "H", self.chunks],
+            "share": ["B", "H", self.chunks],
+            "head": ["H"],
+            "state": ["B", "H"],
+        }
+        return leading[buffer.layout] + (axes[1:] if buffer.layout == "token" else axes)
+
+    def narrow(self, buffer: Buffer) -> bool:
+        """Whether it is held in 16 bits; a gate and its gradient never are."""
+        return buffer.operand and buffer.name.removeprefix("d") not in self.gates and buffer.name not in self.gates
+
+    def bytes(self, buffer: Buffer) -> int:
+        letters = {"B": B, "T": T, "H": H, "K": self.sizes.k, "V": self.sizes.v}
+        total = 2 if self.narrow(buffer) else 4
+        for extent in self.shape(buffer):
+            total *= letters[extent] if isinstance(extent, str) else extent
+        return total
+
+    def reads(self, kernel: Kernel) -> list[Buffer]:
+        return [*kernel.loads, *([kernel.first] if kernel.first else [])]
+
+    def writes(self, kernel: Kernel) -> list[Buffer]:
+        return [*kernel.stores, *([kernel.last] if kernel.last else [])]
+
+    def moved(self, kernel: Kernel) -> int:
+        return sum(map(self.bytes, (*self.reads(kernel), *self.writes(kernel))))
+
+    def computed(self, kernel: Kernel) -> list[Node]:
+        """The nodes that a kernel computes, one after another."""
+        have = {b.node.index for b in kernel.loads} | ({kernel.carry[0].index} if kernel.carry else set())
+        ends = [b.node for b in kernel.stores] + ([kernel.carry[1]] if kernel.carry else [])
+        return [n for n in topological(ends, stop=lambda n: n.index in have) if n.index not in have]
+
+    def flops(self, kernel: Kernel) -> int:
+        return B * H * self.chunks * int(sum(flops(n, self.sizes) for n in self.computed(kernel)))
+
+    def floor(self, kernel: Kernel) -> float:
+        return max(self.moved(kernel) / self.plan.hardware.bandwidth, self.flops(kernel) / self.plan.hardware.matmul)
+
+
+def _kernel(kernel: Kernel, stage: str, costs: _Costs, made: set[int]) -> list[str]:
+    """One kernel; `made` are the nodes that a kernel before it has computed."""
+    walk = {
+        "parallel": f"{B * H * costs.chunks} chunks in parallel",
+        "forward": f"{B * H} scans from the first chunk to the last",
+        "backward": f"{B * H} scans from the last chunk to the first",
+    }[kernel.walk]
+    out = [f"{stage} {kernel.name}: {kernel.doc}; {walk}"]
+    if kernel.carry:
+        out.append(f"  carries   {' -> '.join(costs.names.bound(n)[0] for n in kernel.carry)}")
+    out += _buffers("loads", costs.reads(kernel), costs)
+    computed = [n for n in costs.computed(kernel) if n.index not in costs.names.folded]
+    fresh = [costs.names.names[n.index] for n in computed if n.index not in made]
+    again = [costs.names.names[n.index] for n in computed if n.index in made]
+    for label, values in (("computes", fresh), ("again", again)):
+        out += [f"  {label if n == 0 else '':<8}  {line}" for n, line in enumerate(_lines(values))]
+    made |= {n.index for n in costs.computed(kernel)}
+    out += _buffers("stores", costs.writes(kernel), costs)
+    moved, done = costs.moved(kernel), costs.flops(kernel)
+    memory, matmul = moved / costs.plan.hardware.bandwidth, done / costs.plan.hardware.matmul
+    floor = f"{_us(costs.floor(kernel))}, {'memory' if memory >= matmul else 'matmul'}"
+    return [*out, f"  floor     {floor}: {_mb(moved)} in {_us(memory)}, {_count(done)} flops in {_us(matmul)}"]
+
+
+def _buffers(label: str, buffers: list[Buffer], costs: _Costs) -> list[str]:
+    """name, the node it holds, shape, dtype, size."""
+    rows = []
+    for b in buffers:
+        value = costs.names.bound(b.node)[0]
+        shape = f"[{', '.join(map(str, costs.shape(b)))}]"
+        name = b.name if value == b.name else f"{b.name} = {value}"
+        rows.append((name, shape, "bf16" if costs.narrow(b) else "fp32", _mb(costs.bytes(b))))
+    width = max((len(r[3]) for r in rows), default=0)
+    lines = columns([(*r[:3], r[3].rjust(width)) for r in rows], indent="")
+    return [f"  {label if n == 0 else '':<8}  {line}" for n, line in enumerate(lines)]
+
+
+def _lines(words: list[str]) -> list[str]:
+    """Words in lines of at most WIDTH characters."""
+    lines = [""] if words else []
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) >= WIDTH:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def _totals(costs: _Costs) -> list[str]:
+    """Sums over the kernels; what is kept between forward and backward; memory beside inputs and results."""
+    plan = costs.plan
+    both = (*plan.forward, *plan.backward)
+    rows = [("", "bytes", "flops", "floor")]
+    for label, kernels in (("forward", plan.forward), ("backward", plan.backward), ("forward + backward", both)):
+        sums = sum(map(costs.moved, kernels)), sum(map(costs.flops, kernels)), sum(map(costs.floor, kernels))
+        rows.append((label, _mb(sums[0]), _count(sums[1]), _us(sums[2])))
+    wide = [max(len(r[i]) for r in rows) for i in range(4)]
+    out = ["in all", *("  " + "   ".join([r[0].ljust(wide[0]), *(r[i].rjust(wide[i]) for i in (1, 2, 3))]).rstrip() for r in rows)]
+    saved = {b.name: costs.bytes(b) for b in plan.saved}
+    made, made_back = (
+        {b.name: costs.bytes(b) for k in kernels for b in k.stores if b.layout in ("chunk", "share")}
+        for kernels in (plan.forward, plan.backward)
+    )
+    peak = f"forward {_mb(sum(made.values()))}, backward {_mb(sum((saved | made_back).values()))}"
+    kept = f"{', '.join(saved)}: {_mb(sum(saved.values()))}, beside the inputs" if saved else "the inputs alone"
+    return [*out, "", *columns([("saved for the backward", kept), ("memory beside inputs and results", peak)], indent="")]
+
+
+def _mb(value: float) -> str:
+    return f"{value / 1e6:.1f} MB"
+
+
+def _us(value: float) -> str:
+    return f"{value * 1e6:.0f} us"

@@ -9,7 +9,7 @@ import numpy as np
 
 from .chunk import CHUNK, ChunkForm, Correction, Reader, Write, Writer
 from .errors import VerifyError
-from .graph import Graph, Node, topological
+from .graph import Axes, Graph, Node, topological
 from .meaning import Array, evaluate
 from .translate import translate
 from .vjp import gradients
@@ -69,14 +69,27 @@ class _Builder:
     form: ChunkForm
     graph: Graph
 
-    def gate(self) -> Node | None:
+    def raw_gate(self) -> Node | None:
         """One token's log decay, [t] or [t, k]; 0 on padding rows."""
         if self.form.decay_axis == "none":
             return None
-        self.graph.line = self.form.decay_line
-        axes = ("t",) if self.form.decay_axis == "scalar" else ("t", "k")
-        node = translate(self.graph, self.form.decay, self.form.normal.inputs)
-        return self.graph.expand(node, axes)
+        line, self.graph.line = self.graph.line, self.form.decay_line
+        axes: Axes = ("t",) if self.form.decay_axis == "scalar" else ("t", "k")
+        node = self.graph.expand(translate(self.graph, self.form.decay, self.form.normal.inputs), axes)
+        self.graph.line = line
+        return node
+
+    def gate(self) -> Node | None:
+        """The log decay, no lower than what fp32 can tell from nothing: -inf and -1e9 leave later sums their precision."""
+        raw = self.raw_gate()
+        return None if raw is None else self.graph.map("floor", raw)
+
+    def position(self, gate: Node, after: bool) -> Node:
+        """G, the cumulative log decay of the chunk, with the own token's decay or without."""
+        line, self.graph.line = self.graph.line, self.form.decay_line
+        node = self.graph.name(self.graph.segment(gate, CHUNK, exclusive=not after), "G" if after else "G_before")
+        self.graph.line = line
+        return node
 
     def row(self, vector: object) -> Node:
         return translate(self.graph, vector, self.form.normal.inputs)  # type: ignore[arg-type]
@@ -86,13 +99,25 @@ class _Builder:
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        return self.graph.name(self.graph.exp(self.graph.segment(gate, CHUNK, exclusive=not reader.after)), "decay_in")
+        return self.graph.name(self.graph.exp(self.position(gate, reader.after)), "decay_in")
 
     def to_end(self, writer: Writer) -> Node:
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        return self.graph.name(self.graph.exp(self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)), "decay_out")
+        if gate.axes == ("t",):
+            rest = self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)
+        else:
+            rest = self.gap(self.graph.rows(self.position(gate, True), "last"), self.position(gate, writer.after))
+        return self.graph.name(self.graph.exp(rest), "decay_out")
+
+    def gap(self, later: Node, earlier: Node) -> Node:
+        """The log decay between two places: G falls, so only rounding could make the difference positive."""
+        return self.graph.map("at_most_zero", self.graph.add(later, self.graph.neg(earlier)))
+
+    def over_chunk(self, gate: Node) -> Node:
+        total = self.graph.sum(gate, "t") if gate.axes == ("t",) else self.graph.rows(self.position(gate, True), "last")
+        return self.graph.name(self.graph.exp(total), "decay_all")
 
     def score(self, reader: Reader, writer: Writer) -> Node:
         """reader_t . exp(G'_t - G'_s) writer_s over the pairs that see each other, [t, s]."""
@@ -101,9 +126,10 @@ class _Builder:
         if gate is None:
             return graph.mask(graph.dot("tk,sk->ts", a, kappa), kind)
         if gate.axes == ("t",):
-            cut = graph.name(graph.map("finite", gate), "g")
-            resets = graph.map("resets", gate)
-            sums = {after: graph.name(graph.segment(cut, CHUNK, exclusive=not after), "G" if after else "G_before") for after in (True, False)}
+            raw = self.raw_gate()
+            assert raw is not None
+            cut, resets = graph.map("finite", raw), graph.map("resets", raw)
+            sums = {after: graph.name(graph.segment(cut, CHUNK, exclusive=not after), "D" if after else "D_before") for after in (True, False)}
             counts = {after: graph.name(graph.segment(resets, CHUNK, exclusive=not after), "R" if after else "R_before") for after in (True, False)}
             weight = graph.decay((sums[reader.after], counts[reader.after]), (sums[writer.after], counts[writer.after]), strict=kind == "strict")
             return graph.mul(graph.name(weight, "decay"), graph.dot("tk,sk->ts", a, kappa))
@@ -113,17 +139,33 @@ class _Builder:
         """Decay per key channel: halves of halves. At each level the pairs across the middle of a block are anchored at that middle,
         so both exponents are sums of log decays, never positive and never a difference."""
         graph, size, levels = self.graph, CHUNK // 2, []
+        a, read_scales = graph.split_scales(a)
+        kappa, write_scales = graph.split_scales(kappa)
+        a, read_scales = graph.mul(a, *(f for f in read_scales if "k" in f.axes)), [f for f in read_scales if "k" not in f.axes]
+        kappa, write_scales = graph.mul(kappa, *(f for f in write_scales if "k" in f.axes)), [f for f in write_scales if "k" not in f.axes]
         while size:
-            read = graph.exp(graph.segment(gate, size, exclusive=not reader.after))
-            write = graph.exp(graph.segment(gate, size, reverse=True, exclusive=writer.after))
-            graph.name(read, f"read_{size}")
-            graph.name(write, f"write_{size}")
+            read, write = self._to_middle(gate, size, reader.after, writer.after)
             levels.append(graph.mask(graph.dot("tk,sk->ts", graph.mul(a, read), graph.mul(kappa, write)), "level", size))
             size //= 2
         if writer.seen_by(reader) == "causal":
             own = gate if reader.after and not writer.after else graph.const(0.0)
             levels.append(graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(own)), "k")))
-        return graph.add(*levels)
+        core = graph.name(graph.add(*levels), "score")
+        return graph.mul(*read_scales, *(graph.along(s) for s in write_scales if s.axes == ("t",)), *(s for s in write_scales if not s.axes), core)
+
+    def _to_middle(self, gate: Node, size: int, read_after: bool, write_after: bool) -> tuple[Node, Node]:
+        """The decay between a token and the middle of its 2 * size block, for a reader in the upper half and a writer in the lower.
+        Where both stand alike to their own token's decay, one tile serves both halves."""
+        graph = self.graph
+        middle = graph.rows(self.position(gate, True), "middle", size)
+        if read_after == write_after:
+            place = self.position(gate, read_after)
+            apart = graph.mul(graph.side(size), graph.add(place, graph.neg(middle)))
+            both = graph.name(graph.exp(graph.map("at_most_zero", apart)), f"decay_{size}")
+            return both, both
+        read = graph.exp(self.gap(self.position(gate, read_after), middle))
+        write = graph.exp(self.gap(middle, self.position(gate, write_after)))
+        return graph.name(read, f"read_{size}"), graph.name(write, f"write_{size}")
 
     def read(self, reader: Reader, start: Node) -> Node:
         """The reader against the state that enters the chunk, [t, v]."""
@@ -166,7 +208,7 @@ def _solve(build: _Builder, start: Node) -> list[tuple[Correction | Write, Node]
             y = graph.add(y, graph.dot("ts,sv->tv", coupling, _value_row(build, w)))
         right.append(graph.name(y, f"Y{c.name[1:]}"))
     count = len(form.corrections)
-    lower = [[build.score(c.reader, d.writer) for d in form.corrections] for c in form.corrections]
+    lower = [[_coupling(build, c, d) for d in form.corrections] for c in form.corrections]
     inverses: list[Node] = []
     for i in range(count):
         graph.line = form.corrections[i].line
@@ -183,6 +225,11 @@ def _solve(build: _Builder, start: Node) -> list[tuple[Correction | Write, Node]
             y = graph.add(y, graph.dot("ts,sv->tv", lower[i][m], rows[m]))
         rows[i] = graph.name(graph.solve(inverses[i], y), form.corrections[i].name)
     return [(c, row) for c, row in zip(form.corrections, rows, strict=True)]
+
+
+def _coupling(build: _Builder, reads: Correction, writes: Correction) -> Node:
+    build.graph.line = reads.line
+    return build.score(reads.reader, writes.writer)
 
 
 def _output(build: _Builder, rows: list[tuple[Correction | Write, Node]], start: Node) -> Node:
@@ -204,7 +251,7 @@ def _output(build: _Builder, rows: list[tuple[Correction | Write, Node]], start:
 
 def _state(build: _Builder, rows: list[tuple[Correction | Write, Node]], start: Node) -> Node:
     graph, gate = build.graph, build.gate()
-    terms = [start if gate is None else graph.mul(graph.name(graph.exp(graph.sum(gate, "t")), "decay_all"), start)]
+    terms = [start if gate is None else graph.mul(build.over_chunk(gate), start)]
     for event, row in rows:
         graph.line = event.line
         kappa = graph.mul(build.row(event.writer.vector), build.to_end(event.writer))

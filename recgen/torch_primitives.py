@@ -25,33 +25,49 @@ def _tokens(x: Tensor, T: int) -> Tensor:
 
 def _segment_sum(x: Tensor, axis: int, reverse: bool, exclusive: bool) -> Tensor:
     """The cumulative sum over an axis. The exclusive form shifts and never subtracts: -inf and -1e9 are as good as -1."""
+    if axis == -1:
+        if exclusive:
+            x = F.pad(x[..., 1:], (0, 1)) if reverse else F.pad(x[..., :-1], (1, 0))
+        return x.flip(-1).cumsum(-1).flip(-1) if reverse else x.cumsum(-1)
+    rows = list(x.unbind(axis))  # sums of whole rows are faster than many strided ones
+    if reverse:
+        rows.reverse()
     if exclusive:
-        zero = torch.zeros_like(x.narrow(axis, 0, 1))
-        rows = x.shape[axis] - 1
-        x = torch.cat([x.narrow(axis, 1, rows), zero] if reverse else [zero, x.narrow(axis, 0, rows)], axis)
-    return x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis)
+        rows = [torch.zeros_like(rows[0]), *rows[:-1]]
+    for i in range(1, len(rows)):
+        rows[i] = rows[i] + rows[i - 1]
+    if reverse:
+        rows.reverse()
+    return torch.stack(rows, axis)
 
 
 def _upper(x: Tensor, size: int) -> Tensor:
     """The later half of every block of 2 size tokens, [B, H, N, C, ...] -> [B, H, N, C / (2 size), size, ...]."""
-    return x.unflatten(3, (-1, 2, size)).select(4, 1)
+    return x.reshape(*x.shape[:3], x.shape[3] // (2 * size), 2, size, *x.shape[4:]).select(4, 1)
 
 
 def _lower(x: Tensor, size: int) -> Tensor:
     """The earlier half of every block of 2 size tokens."""
-    return x.unflatten(3, (-1, 2, size)).select(4, 0)
+    return x.reshape(*x.shape[:3], x.shape[3] // (2 * size), 2, size, *x.shape[4:]).select(4, 0)
 
 
-def _join(blocks: Tensor, across: Tensor) -> Tensor:
-    """Lower triangular blocks [..., 2 M, size, size], two and two with what lies between them: [..., M, 2 size, 2 size]."""
-    first, second = blocks[..., 0::2, :, :], blocks[..., 1::2, :, :]
-    return torch.cat([F.pad(first, (0, first.shape[-1])), torch.cat([across, second], -1)], -2)
+def _middle(x: Tensor, size: int) -> Tensor:
+    """The last row of the earlier half of every block of 2 size tokens, [B, H, N, C, ...] -> [B, H, N, C / (2 size), 1, ...]."""
+    return x[:, :, :, size - 1 :: 2 * size].unsqueeze(4)
+
+
+def _across(x: Tensor, size: int) -> Tensor:
+    """The view of what lies below the middle of every diagonal block, [B, H, N, C, C] -> [B, H, N, C / (2 size), size, size]."""
+    M = x.shape[3] // (2 * size)
+    blocks = x.view(*x.shape[:3], M, 2, size, M, 2, size)
+    return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
 def _inverse(L: Tensor) -> Tensor:
     """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    return torch.linalg.solve_triangular(one - L, one.expand_as(L), upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(one - L, one.expand_as(L), upper=False, unitriangular=True)
+    return inverse
 
 
 def _log(x: Tensor) -> Tensor:
@@ -69,9 +85,13 @@ def _resets(g: Tensor) -> Tensor:
     return (g < -87.0).to(g.dtype)
 
 
-def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor) -> Tensor:
-    """exp(read_t - write_s) for s <= t where no reset lies between; masked before exp."""
-    C = read.shape[-1]
-    seen = torch.ones(C, C, dtype=torch.bool, device=read.device).tril()
+def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
+    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp.
+
+    Where read is write the diagonal is 1, and takes no gradient.
+    """
+    C, same = read.shape[-1], read is write
+    seen = torch.ones(C, C, dtype=torch.bool, device=read.device).tril(-1 if strict or same else 0)
     seen = seen & (read_resets[..., :, None] == write_resets[..., None, :])
-    return torch.where(seen, read[..., :, None] - write[..., None, :], -torch.inf).exp()
+    decay = torch.where(seen, read[..., :, None] - write[..., None, :], -torch.inf).exp()
+    return decay + torch.eye(C, dtype=decay.dtype, device=decay.device) if same and not strict else decay

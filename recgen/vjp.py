@@ -23,7 +23,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Rows,
+    Scatter,
     Segment,
+    Side,
     Sum,
     TakeDiagonal,
     Valid,
@@ -84,6 +87,12 @@ def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return [(node.args[0], graph.along(c))]
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
             return [(node.args[0], graph.segment(c, size, reverse=not reverse, exclusive=exclusive))]
+        case Rows(kind=rows, size=size):
+            return [(node.args[0], graph.scatter(c, rows, size))]
+        case Scatter(kind=rows, size=size):
+            return [(node.args[0], graph.rows(c, rows, size))]
+        case Side():
+            return []
         case Mask(kind=kind, size=size):
             return [(node.args[0], graph.mask(c, kind, size))]
         case Valid():
@@ -143,7 +152,9 @@ def _pull_map(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             if n > 0 and n < 1:
                 return [(x, graph.map("quotient", graph.mul(c, graph.const(n)), graph.pow(x, 1.0 - n)))]
             return [(x, graph.mul(c, graph.const(n), graph.pow(x, n - 1.0)))]
-        case "finite":  # a reset lets no gradient through: every decay across it is zero
+        case "at_most_zero":  # it only takes rounding away
+            return [(x, c)]
+        case "finite" | "floor":  # a reset lets no gradient through: every decay across it is zero
             return [(x, graph.mul(c, graph.add(graph.const(1.0), graph.neg(graph.map("resets", x)))))]
         case "resets":
             return []

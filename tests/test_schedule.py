@@ -1,0 +1,147 @@
+"""schedule: kernels that can compute what they store from what they load; and what `explain` prints of every stage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from recgen.cost import Sizes, flops
+from recgen.errors import VerifyError
+from recgen.graph import Load, topological
+from recgen.hardware import H200
+from recgen.schedule import Kernel, Schedule, schedule
+from tests.conftest import ROOT, ZOO, RunPython
+from tests.stages import chunk_form, normal, plan, tile_graph
+
+GOLDEN = ROOT / "tests" / "golden"
+DUMPED = ("gated_deltanet", "kda", "rwkv6")
+STAGES: dict[str, Callable[[str], object]] = {"normal": normal, "chunk": chunk_form, "tile": tile_graph, "schedule": plan}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", DUMPED)
+def test_golden(name: str, stage: str) -> None:
+    """RECGEN_GOLDEN=write rewrites the dumps; read the difference before it is committed."""
+    path, text = GOLDEN / f"{name}.{stage}.txt", f"{STAGES[stage](name)}\n"
+    if os.environ.get("RECGEN_GOLDEN") == "write":
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"{path} differs: RECGEN_GOLDEN=write rewrites it"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", ZOO)
+def test_every_stage_is_plain_text(name: str, stage: str) -> None:
+    text = str(STAGES[stage](name))
+    assert text.isascii()
+    assert all(line == line.rstrip() and len(line) <= 200 for line in text.split("\n"))
+    assert "  x0 " not in text and "None" not in text
+
+
+def test_the_same_text_under_another_hash_seed(run_python: RunPython) -> None:
+    code = "from tests.stages import plan, tile_graph; print(tile_graph('rwkv7'), plan('rwkv7'))"
+    first, second = (run_python("-c", code, PYTHONHASHSEED=seed).stdout for seed in ("1", "2"))
+    assert first == second == f"{tile_graph('rwkv7')} {plan('rwkv7')}\n"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_zoo_is_scheduled(name: str) -> None:
+    found = plan(name)
+    found.verify()
+    assert {b.name for k in found.forward for b in k.stores} >= {"o"}
+    stored = {b.name for k in found.backward for b in k.stores}
+    assert stored >= {f"d{i.name}" for i in found.tile.form.normal.inputs if i.axes is not None}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_kernel_of_parallel_chunks_carries_nothing(name: str) -> None:
+    for kernel in (*plan(name).forward, *plan(name).backward):
+        assert (kernel.carry is None) == (kernel.walk == "parallel")
+        if kernel.walk == "parallel":
+            have = {b.node.index for b in kernel.loads}
+            inside = topological((b.node for b in kernel.stores), stop=lambda n, have=have: n.index in have)  # type: ignore[misc]
+            assert not [n for n in inside if isinstance(n.op, Load) and n.op.role == "state" and n.index not in have]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_buffer_has_one_meaning(name: str) -> None:
+    """What is called alike in two kernels is the same value."""
+    meanings: dict[str, int] = {}
+    for kernel in (*plan(name).forward, *plan(name).backward):
+        for buffer in (*kernel.loads, *kernel.stores):
+            assert meanings.setdefault(buffer.name, buffer.node.index) == buffer.node.index
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_saved_is_written_by_the_forward(name: str) -> None:
+    written = {b.name for k in plan(name).forward for b in k.stores}
+    assert {b.name for b in plan(name).saved} <= written
+
+
+def broken(kernels: tuple[Kernel, ...], name: str, change: Callable[[Kernel], Kernel]) -> tuple[Kernel, ...]:
+    assert any(k.name == name for k in kernels)
+    return tuple(change(k) if k.name == name else k for k in kernels)
+
+
+def test_verify_catches_a_load_that_is_missing() -> None:
+    found = plan("kda")
+    without = broken(found.forward, "scan", lambda k: replace(k, loads=tuple(b for b in k.loads if b.name != "v")))
+    with pytest.raises(VerifyError, match="scan needs v, which it does not load"):
+        replace(found, forward=without).verify()
+
+
+def test_verify_catches_a_value_that_nobody_wrote() -> None:
+    found = plan("kda")
+    without = broken(found.forward, "prepare", lambda k: replace(k, stores=tuple(b for b in k.stores if b.name != "inverse")))
+    with pytest.raises(VerifyError, match="scan loads inverse before a kernel wrote it"):
+        replace(found, forward=without).verify()
+
+
+def test_verify_catches_kernels_in_the_wrong_order() -> None:
+    found = plan("kda")
+    with pytest.raises(VerifyError, match="before a kernel wrote it"):
+        replace(found, forward=found.forward[::-1]).verify()
+    with pytest.raises(VerifyError, match="before a kernel wrote it"):
+        replace(found, backward=found.backward[::-1]).verify()
+
+
+def test_verify_catches_a_scan_without_its_state() -> None:
+    found = plan("gated_deltanet")
+    without = broken(found.forward, "scan", lambda k: replace(k, carry=None))
+    with pytest.raises(VerifyError, match="scan needs state"):
+        replace(found, forward=without).verify()
+
+
+def test_a_schedule_fits_its_card() -> None:
+    """Where operations are for nothing, fewer values pass through memory."""
+
+    def moved(found: Schedule) -> int:
+        return sum(found.sizes.bytes(b.node) for k in (*found.forward, *found.backward) for b in (*k.loads, *k.stores))
+
+    quick = replace(H200, matmul=1e30, lanes=1e30, special=1e30, barrier=0.0)
+    slow_memory = schedule(tile_graph("rwkv7"), quick)
+    assert moved(slow_memory) < moved(schedule(tile_graph("rwkv7"), replace(H200, bandwidth=1e30)))
+
+
+def test_flops_of_a_chunk() -> None:
+    """The least of them: scores, outputs and states of linear attention, 64 tokens."""
+    graph, sizes = tile_graph("linear_attention"), Sizes(t=64)
+    total = sum(flops(n, sizes) for n in topological([graph.output, graph.state]))
+    assert total == 2 * (64 * 64 * 128 * 2 + 64 * 128 * 128 * 2)
+
+
+def test_the_text_sums_up() -> None:
+    """The floors of the kernels are those of the sums, and a floor is the larger of its two times."""
+    lines = str(plan("gla")).splitlines()
+    floors = [int(line.split()[1]) for line in lines if line.startswith("  floor ") and " us, " in line]
+    both = next(line for line in lines if line.startswith("  forward + backward"))
+    assert abs(sum(floors) - int(both.split()[-2])) <= len(floors)
+    assert len(floors) == len(plan("gla").forward) + len(plan("gla").backward)
+    for line in lines:
+        if line.startswith("  floor ") and " us, " in line:
+            words = line.replace(",", "").split()
+            memory, matmul = (int(words[n - 1]) for n, word in enumerate(words) if word == "us" and words[n - 2] == "in")
+            assert int(words[1]) == max(memory, matmul)
