@@ -1,27 +1,39 @@
-"""Ahead-of-time compilation of an emitted package: the kernels it would launch for given shapes, compiled for any card without one.
+"""Ahead-of-time compilation of emitted packages: the kernels they would launch for given shapes, compiled for any card without one.
 
 The launches are recorded, not written down a second time: the op runs on meta tensors with the launcher replaced.
+
+    python -m recgen.aot [NAME...] [--target sm_90] [--dtype bf16] [--key 128 --value 128] [--jobs 8]
+
+prints what every kernel takes, of the whole zoo and in every shipped configuration unless told less, and fails when one does not compile or
+does not fit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 from unittest import mock
 
 import torch
 import triton
+import typer
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from recgen.cache import module
+from recgen.resources import find, folder
+from recgen.sample import is_operand
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * 1024),
@@ -31,6 +43,28 @@ TARGETS = {
 }
 POINTERS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A card, the dtype of keys and values, and their widths."""
+
+    target: str
+    dtype: str
+    K: int
+    V: int
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.dtype} K {self.K} V {self.V}"
+
+
+SHIPPED = (
+    *(Configuration(target, "bf16", 128, 128) for target in TARGETS),
+    *(Configuration("sm_90", dtype, 128, 128) for dtype in ("fp16", "fp32")),
+    *(Configuration("sm_90", dtype, size, size) for dtype in ("bf16", "fp32") for size in (64, 256)),
+    *(Configuration("sm_90", dtype, 24, 40) for dtype in ("fp16", "fp32")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +91,21 @@ class Report:
     def fits(self) -> bool:
         return self.shared <= self.limit
 
+    def __str__(self) -> str:
+        return f"{self.kernel:32} {self.registers:4} {self.spills:6} {self.shared:7} {'' if self.fits else f'over {self.limit}'}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A kernel that did not compile."""
+
+    kernel: str
+    message: str
+    fits: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kernel:32} {self.message}"
+
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Launch]]:
@@ -71,25 +120,50 @@ def recording() -> Iterator[list[Launch]]:
         yield launches
 
 
-def launches_of(package: ModuleType, shape: tuple[int, int, int, int, int], dtype: torch.dtype, target: str, *, state: bool = True) -> list[Launch]:
-    """Everything that a training step of the chunked and of the recurrent op launches at [B, T, H, K, V]."""
-    B, T, H, K, V = shape
+def launches_of(package: ModuleType, configuration: Configuration, B: int = 8, T: int = 4096, H: int = 16) -> list[Launch]:
+    """Everything that a training step of the chunked and of the recurrent op launches, with a state that comes and goes."""
+    K, V, dtype = configuration.K, configuration.V, DTYPES[configuration.dtype]
     sizes = {"t": (B, T, H), "tk": (B, T, H, K), "tv": (B, T, H, V), "": (H,), "k": (H, K), "v": (H, V)}
-    name = package.__name__.rsplit(".", 1)[-1]
-    limit = TARGETS[target][1]
-    fake = package.launch.Card(132, limit, target.startswith("gfx"))
-    operands = {a.name: a.operand for a in package.op.ARGUMENTS}
-    modes = [f for f in (getattr(package, f"chunk_{name}", None), getattr(package, f"recurrent_{name}")) if f is not None]
-    with recording() as launches, mock.patch.object(package.op, "card", lambda device: fake, create=True), mock.patch.object(package.launch, "card", lambda device: fake):
-        for op in modes:
-            inputs = [
-                torch.empty(sizes[axes], dtype=dtype if operands[n] or len(axes) == 2 and domain != "log_decay" else torch.float32, device="meta", requires_grad=True)
-                for n, axes, domain, *_ in package.INPUTS
-            ]
-            start = torch.empty((B, H, K, V), device="meta", requires_grad=True) if state else None
-            o, last = op(*inputs, initial_state=start, output_final_state=state)
-            torch.autograd.backward([o, *([last] if state else [])], [torch.empty_like(o), *([torch.empty_like(last)] if state else [])])
+    card = package.launch.Card(132, TARGETS[configuration.target][1], configuration.target.startswith("gfx"))
+    operands = {a.name for a in package.op.ARGUMENTS if a.operand}
+
+    def on_card(device: torch.device) -> Any:
+        return card
+
+    with (
+        recording() as launches,
+        mock.patch.object(package.op, "card", on_card, create=True),
+        mock.patch.object(package.launch, "card", on_card),
+    ):
+        _forget(package)
+        for op in (getattr(package, name) for name in package.__all__ if name.startswith(("chunk_", "recurrent_"))):
+            inputs = []
+            for name, axes, kind, *_ in package.INPUTS:
+                given = dtype if name in operands or is_operand(axes, kind) else torch.float32
+                inputs.append(torch.empty(sizes[axes], dtype=given, device="meta", requires_grad=True))
+            start = torch.empty((B, H, K, V), device="meta", requires_grad=True)
+            outputs = op(*inputs, initial_state=start, output_final_state=True)
+            torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
+    _forget(package)
     return launches
+
+
+def _forget(package: ModuleType) -> None:
+    """What a package remembers by shape was chosen for one card."""
+    for function in (f for part in (package.op, package.launch) for f in vars(part).values() if hasattr(f, "cache_clear")):
+        function.cache_clear()
+
+
+def reports(name: str, configuration: Configuration) -> list[Report | Failure]:
+    """Every kernel of a zoo member, or of the spec at a path, in a configuration."""
+    found: dict[str, Report | Failure] = {}
+    for launch in launches_of(module(find(name, folder("specs"))), configuration):
+        kernel = launch.kernel.__name__
+        try:
+            found[kernel] = compile_launch(launch, configuration.target)
+        except Exception as error:
+            found[kernel] = Failure(kernel, f"{type(error).__name__}: {str(error)[-500:]}")
+    return list(found.values())
 
 
 def compile_launch(launch: Launch, target: str) -> Report:
@@ -129,3 +203,40 @@ def _resources(asm: dict[str, Any]) -> tuple[int, int]:
         text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     return (int(found.group(1)), int(found.group(2))) if found else (-1, -1)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def _reports(work: tuple[str, Configuration]) -> list[Report | Failure]:
+    return reports(*work)
+
+
+@app.command()
+def _command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Of the zoo, or paths of .rec files. None: the zoo.")] = None,
+    target: Annotated[str | None, typer.Option(help=f"One of {', '.join(TARGETS)}. Default: all.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}. Default: all.")] = None,
+    key: Annotated[int | None, typer.Option(help="Key channels, for a configuration that is not shipped.")] = None,
+    value: Annotated[int | None, typer.Option(help="Value channels. Default: as many as key channels.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that compile.")] = os.cpu_count() or 1,
+) -> None:
+    """Registers, bytes of spills a thread and bytes of shared memory of every kernel."""
+    chosen = SHIPPED
+    if key is not None:
+        chosen = tuple(Configuration(t, d, key, value or key) for t in TARGETS for d in DTYPES)
+    chosen = tuple(c for c in chosen if target in (None, c.target) and dtype in (None, c.dtype))
+    zoo = names or sorted(path.stem for path in folder("specs").glob("*.rec"))
+    work = [(name, configuration) for configuration in chosen for name in zoo]
+    wrong = 0
+    print(f"Triton {triton.__version__}\n{'kernel':32} regs spills  shared", flush=True)
+    with ProcessPoolExecutor(jobs) as pool:
+        for (name, configuration), rows in zip(work, pool.map(_reports, work), strict=True):
+            print(f"{name}, {configuration}", *rows, sep="\n", flush=True)
+            wrong += sum(not row.fits for row in rows)
+    if wrong or not work:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -183,13 +183,9 @@ def explain(
     stage: Annotated[StageName | None, typer.Option(help="Only this stage.")] = None,
 ) -> None:
     """Print the derivation of a spec, stage by stage."""
-    source = find(spec, specs_folder())
-    from recgen.pipeline import compile_spec, waist
+    from recgen.pipeline import compile_spec
 
-    if stage is StageName.normal:
-        print(waist(source)[1])
-        return
-    compiled = compile_spec(source)
+    compiled = compile_spec(find(spec, specs_folder()), (stage or StageName.schedule).value)
     shown = {
         StageName.normal: compiled.normal,
         StageName.chunk: compiled.chunk,
@@ -197,7 +193,7 @@ def explain(
         StageName.schedule: compiled.schedule,
     }
     if stage is not None:
-        print(shown[stage] or f"{source.name} has no chunk form: {compiled.normal.obstacle}")
+        print(shown[stage] or f"{compiled.source.name} has no chunk form: {compiled.normal.obstacle}")
         return
     for name, value in shown.items():
         if value is not None:

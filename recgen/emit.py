@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sympy import pycode
 
-from . import primitives, runtime
+from . import inlined
 from .chunk import ChunkForm
-from .emit_chunk import kernel_text, launch_text
+from .emit_chunk import KernelText, kernel_text, launch_text
 from .emit_recurrent import RecurrentText, recurrent_text
 from .emit_torch import torch_text
 from .normalize import NormalForm
@@ -20,10 +20,6 @@ from .resources import folder
 from .schedule import Schedule
 from .spec import Spec
 from .tile import TileGraph
-
-PRIMITIVES = (
-    "segment_sum", "sum_to_middle", "upper_half", "across_middle", "log_decay_floor", "log_decay_finite", "log_decay_resets", "softplus", "tanh", "power", "quotient", "unit_lower_inverse",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +61,9 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
         "kernels": kernels,
         "primitives": _primitives(kernels),
         "recurrent": recurrent,
-        "chunk": None if plan is None else launch_text(plan, normal),
+        "chunk": None if plan is None else launch_text(plan, normal, chunked),
         "torch_chunk": None if tile is None else torch_text(tile),
-        "runtime": inspect.getsource(runtime).rstrip(),
+        "runtime": inlined.text("runtime").rstrip(),
         **_calls(normal, recurrent, plan),
         "obstacle": normal.obstacle,
         "reference": reference_source(spec),
@@ -98,17 +94,17 @@ def _calls(normal: NormalForm, recurrent: RecurrentText, plan: Schedule | None) 
         "constant_names": "".join(f"{c}, " for c in constants),
         "constant_parameters": "".join(f", {c}" for c in constants),
         "constant_arguments": "".join(f", {c}" for c in constants),
-        "contiguous": "(" + "".join(f"addressable({i.name}), " if i.name in tiles else f"{i.name}.contiguous(), " for i in tensors) + ")",
-        "recurrent_forward": ", ".join(p for p in recurrent.forward_arguments if ":" not in p),
-        "recurrent_backward": ", ".join(p for p in recurrent.backward_arguments if ":" not in p),
+        "contiguous": "(" + "".join(f"addressable({i.name}), " if i.name in tiles else f"dense({i.name}), " for i in tensors) + ")",
+        "recurrent_forward": ", ".join(p for p in recurrent.forward_arguments if ":" not in p and p not in ("T", "P")),
+        "recurrent_backward": ", ".join(p for p in recurrent.backward_arguments if ":" not in p and p not in ("T", "P", "M")),
     }
 
 
-def _primitives(kernels: list[object]) -> list[str]:
+def _primitives(kernels: Sequence[KernelText]) -> list[str]:
     """The source of the constant functions that the kernels call, and of those that these call."""
-    text = "\n".join(line for kernel in kernels for line in kernel.lines)  # type: ignore[attr-defined]
-    sources = {name: inspect.getsource(getattr(primitives, name).fn) for name in PRIMITIVES}
-    wanted = {name for name in PRIMITIVES if re.search(rf"\b{name}\(", text)}
-    while more := {n for n in PRIMITIVES for w in wanted if n not in wanted and n in re.findall(r"\w+", sources[w])}:
+    text = "\n".join(line for kernel in kernels for line in kernel.lines)
+    sources = inlined.functions("primitives")
+    wanted = {name for name in sources if re.search(rf"\b{name}\(", text)}
+    while more := {n for n in sources for w in wanted if n not in wanted and n in re.findall(r"\w+", sources[w])}:
         wanted |= more
-    return [sources[name].rstrip() for name in PRIMITIVES if name in wanted]
+    return [source for name, source in sources.items() if name in wanted]

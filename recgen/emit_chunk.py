@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .graph import Dot, Mask, Node, Rows, topological
@@ -21,6 +22,7 @@ class KernelText:
     doc: str
     parameters: tuple[str, ...]
     lines: tuple[str, ...]
+    extras: tuple[str, ...] = ()  # arguments behind the tensors: those that rows are read from, and constants of the spec
 
 
 def function_name(kernel: Kernel) -> str:
@@ -32,7 +34,8 @@ def kernel_text(kernel: Kernel, plan: Schedule, name: str) -> KernelText:
     lowered = lower(kernel, plan.tile.graph.names, f"{name}.rec")
     body = _parallel(lowered) if kernel.walk == "parallel" else _scan(lowered)
     lines = (*_indices(kernel, body), *body)
-    return KernelText(function_name(kernel), _doc(kernel), tuple(_parameters(kernel, lowered, "\n".join(lines))), lines)
+    extras = (*lowered.rows_of, *lowered.constants)
+    return KernelText(function_name(kernel), _doc(kernel), tuple(_parameters(kernel, lowered, "\n".join(lines))), lines, extras)
 
 
 def _doc(kernel: Kernel) -> str:
@@ -65,9 +68,11 @@ def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
         lines = ["i_p = tl.program_id(0)", "i_h = i_p % H", "i_t = (i_p // H) % N", "i_b = i_p // (H * N)", "i_bh = i_b * H + i_h"]
         lines += ["i_c = i_bh.to(tl.int64) * N + i_t"] if "i_c" in text else []
         lines += ["i_row = i_b.to(tl.int64) * T + i_t * C"] if "i_row" in text else []
-        lines += ["o_t = tl.arange(0, C)"] if re.search(r"\b(o_t|o_l|m_t)\b", text) else []
+        lines += ["o_t = tl.arange(0, C)"] if re.search(r"\b(o_t|b_level|b_level_T|m_t)\b", text) else []
         lines += ["m_t = i_t * C + o_t < T"] if "m_t" in text else []
         lines += ["o_v = tl.arange(0, BV)"] if "o_v" in text else []
+        lines += ["b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]"] if re.search(r"\bb_level\b", text) else []
+        lines += ["b_level_T = level_of(o_t[None, :], o_t[:, None])  # [C, C]"] if "b_level_T" in text else []
         return lines
     lines = ["NV: tl.constexpr = (V + BV - 1) // BV", "i_v = tl.program_id(0) % NV", "i_bh = tl.program_id(0) // NV"]
     lines += ["i_h = i_bh % H"] if "i_h" in text else []
@@ -90,8 +95,8 @@ def _loop(loop: Loop) -> list[str]:
     lines = [*loop.start, "for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):"]
     if any("o_k" in line for line in loop.body):
         lines.append(f"{INDENT}o_k = i_k * BK + tl.arange(0, BK)")
-    if any("o_l" in line for line in loop.body):
-        lines.append(f"{INDENT}o_l = o_t + tl.where(i_k < -T, 1, 0)  # o_t, in a form that keeps the masks of all levels from being hoisted")
+    if any("i_z" in line for line in loop.body):
+        lines.append(f"{INDENT}i_z = tl.where(i_k < -T, 1, 0)  # 0, and not known to be: the masked scores of all levels must not leave the loop")
     return [*lines, *(INDENT + line for line in loop.body), *loop.after]
 
 
@@ -132,17 +137,18 @@ class LaunchText:
     gradients: tuple[str, ...]  # one expression an input, in order
 
 
-def launch_text(plan: Schedule, normal: NormalForm) -> LaunchText:
-    """Allocations and launches in order."""
+def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText]) -> LaunchText:
+    """Allocations and launches in order; `texts` are the kernels, forward then backward."""
+    extras = {text.name: text.extras for text in texts}
     made: set[str] = set()
     forward: list[str] = []
     for kernel in plan.forward:
-        forward += _launch(kernel, plan, made)
+        forward += _launch(kernel, extras[function_name(kernel)], made)
     backward: list[str] = []
     made |= {b.name for b in plan.saved}
     made_backward = {b.name for b in plan.saved}
     for kernel in plan.backward:
-        backward += _launch(kernel, plan, made_backward)
+        backward += _launch(kernel, extras[function_name(kernel)], made_backward)
     kernels = (*plan.forward, *plan.backward)
     return LaunchText(
         tuple(forward),
@@ -174,7 +180,7 @@ def _allocate(buffer: Buffer) -> str:
     width = {"k": "K", "v": "V", "s": "C"}
     match (buffer.layout, axes):
         case ("token", ("t",)):
-            return f"{name} = torch.empty_like({name.removeprefix('d')}, memory_format=torch.contiguous_format)"
+            return f"{name} = torch.empty((B, T, H), dtype={name.removeprefix('d')}.dtype, device=device)"
         case ("token", (_, a)):
             source = name.removeprefix("d") if name != "o" else None
             dtype = f"{source}.dtype" if source else "dtype"
@@ -210,21 +216,18 @@ def _pass(buffer: Buffer) -> str:
     return f"tiles({name}, C, {block[axes[1]]})"
 
 
-def _launch(kernel: Kernel, plan: Schedule, made: set[str]) -> list[str]:
-    lines = []
-    for buffer in kernel.stores:
-        if buffer.name not in made:
-            made.add(buffer.name)
-            lines.append(_allocate(buffer))
-    lowered = lower(kernel, plan.tile.graph.names, "")
-    text = kernel_text(kernel, plan, "").parameters
-    at = f'at = configure("{kernel.name}", B * H, K, V, dtype, device)'
-    grid = "(B * H * N,)" if kernel.walk == "parallel" else "(B * H * triton.cdiv(V, at.BV),)"
-    known = {"H": "H", "K": "K", "V": "V", "C": "C", "BK": "at.BK", "BV": "at.BV", "ED": "ED", "XD": "XD", "PRECISION": "PRECISION", "STAGES": "at.stages"}
-    constants = [f"{p.split(':')[0]}={known[p.split(':')[0]]}" for p in text if ":" in p]
-    rows = lowered.rows_of
-    arguments = [*(_pass(b) for b in pointers(kernel)), *rows, *lowered.constants, "T", "N", *constants, "num_warps=at.warps", "num_stages=at.stages"]
-    return [*lines, at, f"kernels.{function_name(kernel)}[{grid}]({', '.join(arguments)}, **at.options)"]
+def _launch(kernel: Kernel, extras: tuple[str, ...], made: set[str]) -> list[str]:
+    """Allocations and launch. Which of the states are None is part of what the kernel is specialised on."""
+    fresh = [b for b in kernel.stores if b.name not in made]
+    made |= {b.name for b in fresh}
+    vectors = [b.name for b in fresh if b.layout == "chunk" and b.node.axes == ("t",)]
+    lines = [_allocate(b) for b in fresh if len(vectors) < 2 or b.name not in vectors]
+    if len(vectors) > 1:
+        lines.append(f"{', '.join(vectors)} = new_vectors({len(vectors)}, B * H, N * C, device)")
+    states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
+    arguments = [*(_pass(b) for b in pointers(kernel)), *extras]
+    key = ", ".join((f'"{kernel.name}"', "shape", *states))
+    return [*lines, f"at = configure({key})", f"at({', '.join(arguments)})"]
 
 
 def _tiles(kernel: Kernel) -> str:

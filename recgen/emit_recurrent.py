@@ -7,6 +7,7 @@ scratch of P states, so that nothing of size T x K x V is ever stored.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sympy import Expr
@@ -85,8 +86,18 @@ class _TokenLowering(Lowering):
     heads: frozenset[str]
 
     def scope(self, node: Node) -> int:
-        leaves = [n for n in topological([node]) if isinstance(n.op, Load)]
-        return 0 if all(isinstance(n.op, Load) and n.op.name in self.heads for n in leaves) else 1
+        if node.index not in self.levels:
+            own = isinstance(node.op, Load) and node.op.name not in self.heads
+            self.levels[node.index] = 1 if own else max((self.scope(a) for a in node.args), default=0)
+        return self.levels[node.index]
+
+    def emit(
+        self, node: Node, text: str, scope: int, *, plain: bool, binary: bool = False, name: str | None = None, axes: Axes = (), rank: int | None = None
+    ) -> str:
+        """Values before the loop are called h_: two bodies follow, and neither may take such a name for a value of its own."""
+        if scope == 0:
+            name = "h_" + (name or self.label(node, axes)).removeprefix("b_")
+        return Lowering.emit(self, node, text, scope, plain=plain, binary=binary, name=name, axes=axes, rank=rank)
 
     def _carried(self, node: Node) -> bool:
         return self.kernel.carry is not None and node is self.kernel.carry[0]
@@ -138,6 +149,25 @@ def _step(token: TokenGraph, loads: list[Buffer], heads: frozenset[str], spec: s
     work.line(1, f"b_S = {work.number(token.state, ('v', 'k'))}", token.state, ("v", "k"), last=True)
     lowered = assemble(work)
     return list(lowered.head), list(lowered.body), lowered.constants
+
+
+def _beside(head: Sequence[str], later: Sequence[str]) -> tuple[list[str], Callable[[str], str]]:
+    """The statements of `later` that `head` lacks, and their names where `head` has one for another value: `name = text  # comment`."""
+    taken = {line.split(" = ")[0] for line in head}
+    names: dict[str, str] = {}
+
+    def renamed(line: str) -> str:
+        return re.sub(r"\bh_\w+", lambda found: names.get(found[0], found[0]), line)
+
+    more: list[str] = []
+    for line in map(renamed, later):
+        if line in head:
+            continue
+        name = line.split(" = ")[0]
+        if name in taken:
+            names[name] = f"{name}_back"
+        more.append(renamed(line))
+    return more, renamed
 
 
 def _forward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str]) -> KernelText:
@@ -201,7 +231,8 @@ def _backward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str
         rows.append((name, f"d{name} = torch.empty(({shape}), dtype=torch.float32, device=device)", f"{total}.to({name}.dtype)"))
     work.line(1, f"b_D = {work.number(token.d_start, ('v', 'k'))}", token.d_start, ("v", "k"), last=True)
     lowered = assemble(work)
-    body = [re.sub(r"\bb_S\b", "b_D", line) for line in lowered.body]
+    more, renamed = _beside(head, lowered.head)
+    body = [renamed(re.sub(r"\bb_S\b", "b_D", line)) for line in lowered.body]
     state = STATE.format(name="{name}", index="{index}")
     whole = "i_bh.to(tl.int64)"
     scratch = state.format(name="scratch", index=f"({whole} * P + i_t - i_first)")
@@ -213,7 +244,8 @@ def _backward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str
         "else:",
         f"{INDENT}b_D = tl.load({state.format(name='d_final_state', index=whole)}, mask=m_s, other=0.0).to(tl.float32)  # [BV, BK]",
         *sums,
-        *dict.fromkeys([*head, *lowered.head]),
+        *head,
+        *more,
         "n_pieces = tl.cdiv(T, P)",
         "for i_piece in range(0, n_pieces):",
         f"{INDENT}i_first = (n_pieces - 1 - i_piece) * P",

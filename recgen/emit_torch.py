@@ -8,11 +8,10 @@ goes in pieces that fit a cache.
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import dataclass
 
-from . import torch_primitives
+from . import inlined
 from .graph import Axis
 from .lower_torch import AFTER, CHUNK, LEVEL, LOOP, REST, TILE, TOKEN, TorchLowering
 from .tile import TileGraph
@@ -74,7 +73,7 @@ class _Function(TorchLowering):
 
         body, split = ([re.sub(r"\$(\w+)", local, line) for line in part] for part in (lines, split))
         used = {h for h in HELPERS if any(f"{h}(" in line for line in body)}
-        sources = tuple(inspect.getsource(getattr(torch_primitives, h)).rstrip() for h in HELPERS if h in used)
+        sources = tuple(inlined.functions("torch_primitives")[h] for h in HELPERS if h in used)
         tensors = tuple(i.name for i in form.inputs if i.axes is not None)
         consts = tuple(i.name for i in form.inputs if i.axes is None)
         return TorchText(form.name, tensors, consts, self.size, tuple(split), tuple(body), sources)

@@ -85,9 +85,12 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """+1 for tokens in the upper half of their 2 * size block, -1 in the lower."""
+    """+1 for tokens in the upper half of their 2 * size block, -1 in the lower; 0 for the first of the upper half (upper_zero) or the last of the
+    lower half (lower_zero) where nothing can lie between the token and the middle."""
 
     size: int
+    upper_zero: bool
+    lower_zero: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +300,9 @@ class Graph:
                 continue
             if isinstance(factor.op, Map) and factor.op.fn == "add":
                 return self.add(*(self.sum(self.mul(*others, self.expand(term, factor.axes)), axis) for term in factor.args))
+            if isinstance(factor.op, Diagonal):
+                own = self.mul(self.take_diagonal(self.mul(*others)), factor.args[0])
+                return own if axis == "s" else self.along(own)
             if isinstance(factor.op, Mask):  # the mask may stand on c as well
                 masked = self.mask(self.mul(*others), factor.op.kind, factor.op.size)
                 turned = self._rotate([masked, *product_factors(factor.args[0])], axis, fixed=1)
@@ -337,12 +343,19 @@ class Graph:
     def scatter(self, x: Node, kind: Literal["middle", "last"], size: int = 0) -> Node:
         return self.make(Scatter(kind, size), (x,), x.axes if kind == "middle" else order_axes(("t", *x.axes)))
 
-    def side(self, size: int) -> Node:
-        return self.make(Side(size), (), ("t",))
+    def side(self, size: int, *, upper_zero: bool, lower_zero: bool) -> Node:
+        return self.make(Side(size, upper_zero, lower_zero), (), ("t",))
 
     def mask(self, x: Node, kind: Literal["strict", "causal", "level"], size: int = 0) -> Node:
         if isinstance(x.op, Mask) and x.op == Mask(kind, size) or is_number(x, 0.0):
             return x
+        if kind == "level" and isinstance(x.op, Mask) and x.op.kind != "level":
+            return self.mask(x.args[0], kind, size)  # a level is part of what stands below the diagonal
+        if kind != "level" and isinstance(x.op, Mask) and x.op.kind == "level":
+            return x
+        core, scales = self.split_scales(x) if kind == "level" else (x, [])
+        if scales:  # one masked tile serves however it is scaled
+            return self.mul(*scales, self.mask(core, kind, size))
         return self.make(Mask(kind, size), (x,), ("t", "s"))
 
     def valid(self, x: Node) -> Node:
@@ -357,6 +370,9 @@ class Graph:
         return self.make(Diagonal(), (x,), ("t", "s"))
 
     def take_diagonal(self, x: Node) -> Node:
+        core, scales = self.split_scales(x)
+        if scales:
+            return self.mul(*(self.along(f) if f.axes == ("s",) else f for f in scales), self.take_diagonal(core))
         return self.make(TakeDiagonal(), (x,), ("t",))
 
     # matrices
@@ -448,7 +464,8 @@ def is_number(node: Node, value: float | None = None) -> bool:
 
 
 def is_raw(node: Node) -> bool:
-    return isinstance(node.op, Load)
+    """Whether the tile comes from memory; a score masked to one level is kept there."""
+    return isinstance(node.op, Load) or (isinstance(node.op, Mask) and node.op.kind == "level")
 
 
 def _has_product(node: Node) -> bool:
@@ -456,6 +473,8 @@ def _has_product(node: Node) -> bool:
     match node.op:
         case Dot(solve=solve):
             return not solve
+        case Diagonal():
+            return True
         case Map(fn="add") | Mask():
             return any(_has_product(f) for a in node.args for f in product_factors(a))
         case _:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -93,7 +94,9 @@ class Lowering:
     accumulators: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
     ranks: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, frozenset[int]] = field(default_factory=dict)
     rows_of: set[str] = field(default_factory=set)
+    counts: Counter[int] = field(default_factory=Counter)  # how often a value is used in this kernel
     at: int = 0  # the loop body that asks: a key tile is computed where it is used
 
     # ---- where a value is available
@@ -166,9 +169,17 @@ class Lowering:
     def rank(self, node: Node) -> int:
         """Levels of halved chunks one after the other, largest blocks first: what a level needs is dropped before the next begins."""
         if node.index not in self.ranks:
-            sizes = _blocks_of(node)
+            sizes = self._levels_in(node)
             self.ranks[node.index] = CHUNK // min(sizes) if sizes else 0
         return self.ranks[node.index]
+
+    def _levels_in(self, node: Node) -> frozenset[int]:
+        """The half sizes of the blocks that the value is made from, as far as this kernel makes it."""
+        if node.index not in self.sizes:
+            own = {node.op.size} if isinstance(node.op, Segment | Mask | Rows | Side) and 0 < node.op.size < CHUNK else set()
+            inner = () if self._from_memory(node) else node.args
+            self.sizes[node.index] = frozenset(own).union(*(self._levels_in(a) for a in inner))
+        return self.sizes[node.index]
 
     def unique(self, name: str) -> str:
         candidate, number = name, 2
@@ -279,7 +290,8 @@ class Lowering:
         natural = node.axes
         key = (node.index, natural, scope)
         if key not in self.memo:
-            self.memo[key] = self.emit(node, self.address(buffer), scope, plain=False, axes=natural)
+            early = self.scan and len(natural) < 2  # their latencies overlap at the head of the loop
+            self.memo[key] = self.emit(node, self.address(buffer), scope, plain=False, axes=natural, rank=-1 if early else None)
         if order == natural:
             return self.memo[key]
         return self.emit(node, f"tl.trans({self.memo[key]})", scope, plain=True, axes=order)
@@ -387,7 +399,8 @@ class Lowering:
             case Const(value=value):
                 if isinstance(value, str) and value not in ("K", "V"):
                     self.constants.add(value)
-                return self.emit(node, value if isinstance(value, str) else _literal(value), scope, plain=True)
+                text = f"({value} * 1.0)" if value in ("K", "V") else value  # functions take floats alone
+                return self.emit(node, text if isinstance(text, str) else _literal(text), scope, plain=True)
             case Map(fn="add"):
                 return self._add(node, order, scope)
             case Map(fn="mul") if is_number(node.args[0], -1.0):
@@ -405,9 +418,8 @@ class Lowering:
                 inner = node.args[0]
                 flip: dict[Axis, Axis] = {"t": "s", "s": "t"}
                 return self.value(inner, tuple(flip.get(a, a) for a in order))
-            case Segment(size=size, reverse=reverse, exclusive=exclusive):
-                text = f"segment_sum({self.number(node.args[0], node.axes)}, {'C' if size == CHUNK else size}, {reverse}, {exclusive})"
-                natural = self.emit(node, text, scope, plain=False, axes=node.axes)
+            case Segment():
+                natural = self.emit(node, self._segment(node), scope, plain=False, axes=node.axes)
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
             case Rows() | Scatter() | Side():
                 return self._rows(node, order, scope)
@@ -430,21 +442,38 @@ class Lowering:
             case _:
                 assert_never(node.op)
 
+    def _segment(self, node: Node) -> str:
+        """A cumulative sum over the chunk. What is left to the chunk's end is a difference of two places, where those are in memory."""
+        op = node.op
+        assert isinstance(op, Segment) and op.size == CHUNK
+        if op.reverse and len(node.axes) == 2:
+            places = {b.node.op.exclusive: b for b in self.kernel.loads if isinstance(b.node.op, Segment) and not b.node.op.reverse and b.node.args == node.args}
+            end, place = places.get(False), places.get(not op.exclusive)
+            if end is not None and place is not None:
+                start, stride = self.rows(end)
+                last = f"tl.load({start}(i_c * C + C - 1) * {stride} + o_k, mask=o_k < K, other=0.0)"
+                return f"tl.minimum({last}[None, :] - {self.number(place.node, node.axes)}, 0.0)"
+        return f"chunk_sum({self.number(node.args[0], node.axes)}, {op.reverse}, {op.exclusive})"
+
+    def rows(self, buffer: Buffer) -> tuple[str, str]:
+        """Where single rows of a tile in memory are read: base and row stride."""
+        self.rows_of.add(buffer.name)
+        return f"{buffer.name}_rows + ", "((K + 3) // 4 * 4)"
+
     def _rows(self, node: Node, order: Axes, scope: int) -> str:
         """Rows are read from memory, where the tile lies with its width padded to 16 bytes."""
         match node.op:
-            case Side(size=size):
-                return self.emit(node, f"upper_half(o_t, {size})", scope, plain=True, axes=order)
+            case Side(size=size, upper_zero=upper_zero, lower_zero=lower_zero):
+                return self.emit(node, f"side_of_middle(o_t, {size}, {upper_zero}, {lower_zero})", scope, plain=True, axes=order)
             case Rows(kind=kind, size=size):
                 buffer = self.loaded(node.args[0])
                 assert buffer is not None and buffer.layout == "chunk"
-                self.rows_of.add(buffer.name)
-                start = f"{buffer.name}_rows + "
+                start, stride = self.rows(buffer)
                 if kind == "last":
-                    text = f"tl.load({start}(i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)"
+                    text = f"tl.load({start}(i_c * C + C - 1) * {stride} + o_k, mask=o_k < K, other=0.0)"
                 else:
                     row = f"(i_c * C + o_t // {2 * size} * {2 * size} + {size - 1})[:, None]"
-                    text = f"tl.load({start}{row} * ((K + 3) // 4 * 4) + o_k[None, :], mask=o_k[None, :] < K, other=0.0)"
+                    text = f"tl.load({start}{row} * {stride} + o_k[None, :], mask=o_k[None, :] < K, other=0.0)"
                 natural = self.emit(node, text, scope, plain=False, axes=node.axes)
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
             case Scatter(kind=kind, size=size):
@@ -467,8 +496,10 @@ class Lowering:
     def _masked(self, node: Node, order: Axes, value: str) -> str:
         match node.op:
             case Mask(kind=kind, size=size):
-                rows = "o_l" if self._is_level(node) and self.at % 2 == 1 and not self.scan else "o_t"
-                return f"tl.where({_seen(kind, size, order, rows)}, {value}, 0.0)"
+                if self._is_level(node) and self.at % 2 == 1 and not self.scan:
+                    name = "b_level" if order == ("t", "s") else "b_level_T"
+                    return f"tl.where({name} == {size} + i_z, {value}, 0.0)"
+                return f"tl.where({_seen(kind, size, order)}, {value}, 0.0)"
             case Diagonal():
                 return f"tl.where(o_t[:, None] == o_t[None, :], ({value})[:, None], 0.0)"
             case Valid():
@@ -529,9 +560,12 @@ class Lowering:
         return found
 
     def _uses(self, node: Node) -> int:
-        have = {b.node.index for b in self.kernel.loads}
-        inside = topological((b.node for b in self.targets()), stop=lambda n: n.index in have)
-        return sum(n.args.count(node) for n in inside if n.index not in have) + sum(b.node is node for b in self.kernel.stores)
+        if not self.counts:
+            have = {b.node.index for b in self.kernel.loads}
+            inside = topological((b.node for b in self.targets()), stop=lambda n: n.index in have)
+            self.counts.update(a.index for n in inside if n.index not in have for a in n.args)
+            self.counts.update(b.node.index for b in self.kernel.stores)
+        return self.counts[node.index]
 
     def targets(self) -> Iterable[Buffer]:
         yield from self.kernel.stores
@@ -584,11 +618,6 @@ def _terms(node: Node) -> list[Node]:
     return [node]
 
 
-def _blocks_of(node: Node) -> frozenset[int]:
-    """The block sizes of halved-chunk levels that the value is made from."""
-    return frozenset(n.op.size for n in topological([node]) if isinstance(n.op, Segment | Mask | Rows | Side) and 0 < n.op.size < CHUNK)
-
-
 def _is_negative(node: Node) -> bool:
     return isinstance(node.op, Map) and node.op.fn == "mul" and is_number(node.args[0], -1.0)
 
@@ -604,15 +633,15 @@ def _broadcast(value: str, own: Axes, order: Axes) -> str:
     return f"{value}[{index}]"
 
 
-def _seen(kind: str, size: int, order: Axes, rows: str = "o_t") -> str:
-    t, s = (f"{rows}[:, None]", f"{rows}[None, :]") if order == ("t", "s") else (f"{rows}[None, :]", f"{rows}[:, None]")
+def _seen(kind: str, size: int, order: Axes) -> str:
+    t, s = ("o_t[:, None]", "o_t[None, :]") if order == ("t", "s") else ("o_t[None, :]", "o_t[:, None]")
     match kind:
         case "strict":
             return f"({t} > {s})"
         case "causal":
             return f"({t} >= {s})"
         case _:
-            return f"across_middle({t}, {s}, {size})"
+            return f"(level_of({t}, {s}) == {size})"
 
 
 def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
@@ -626,8 +655,13 @@ def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
             return f"tl.log({x})", False
         case "sigmoid":
             return f"tl.sigmoid({x})", False
-        case "softplus" | "tanh":
+        case "softplus" | "tanh" | "sign":
             return f"{fn}({x})", False
+        case "abs":
+            return f"tl.abs({x})", False
+        case "pow" if exponent.is_integer() and abs(exponent) > 3:
+            whole = f"integer_power({x}, {abs(int(exponent))})"
+            return (whole, False) if exponent > 0 else (f"1.0 / {whole}", True)
         case "pow":
             return f"power({x}, {exponent!r})", False
         case "quotient":

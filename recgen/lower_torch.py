@@ -498,7 +498,7 @@ def _index(own: Axes, target: Axes) -> str:
 def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, int]:
     x = args[0]
     match fn:
-        case "exp" | "tanh" | "sigmoid":
+        case "exp" | "tanh" | "sigmoid" | "abs":
             return f"{x}.{fn}()", 9
         case "softplus":
             return f"F.softplus({x})", 9

@@ -77,8 +77,10 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             else:
                 total[-1] = args[0]
             return total
-        case Side(size=size):
-            return np.where(np.arange(sizes["t"]) // size % 2 == 1, 1.0, -1.0)
+        case Side(size=size, upper_zero=upper_zero, lower_zero=lower_zero):
+            t = np.arange(sizes["t"])
+            zero = (upper_zero & (t % (2 * size) == size)) | (lower_zero & (t % (2 * size) == size - 1))
+            return np.where(zero, 0.0, np.where(t // size % 2 == 1, 1.0, -1.0))
         case Mask(kind=kind, size=size):
             return np.where(mask_matrix(kind, size, sizes["t"]), args[0], 0.0)
         case Valid():
@@ -154,6 +156,10 @@ def _elementwise(fn: str, args: list[Array], exponent: float) -> Array:
             return np.logaddexp(0.0, x)
         case "tanh":
             return np.tanh(x)
+        case "abs":
+            return np.abs(x)
+        case "sign":
+            return np.sign(x)
         case "pow":
             return x**exponent
         case "quotient":  # x / y, and 0 where x is 0: a gradient that no path carries

@@ -13,6 +13,7 @@ from pathlib import Path
 import sympy
 from sympy import Expr
 
+from recgen import reserved
 from recgen import typing_rules as rules
 from recgen.elementwise import SIZES, Axis, Domain, Input, apply, number
 from recgen.errors import SpecError
@@ -29,19 +30,6 @@ DOMAINS: dict[str, Domain] = {
 }
 REAL = Domain("real", -math.inf, math.inf)
 
-RESERVED: dict[str, str] = {
-    "S": "the state",
-    "o": "the output",
-    "I": "the identity matrix",
-    "K": "the size of a key row",
-    "V": "the size of a value row",
-    "B": "the batch size",
-    "T": "the number of tokens",
-    "H": "the number of heads",
-}
-# Names that the emitted module uses beside the arguments.
-EMITTED = ("initial_state", "output_final_state", "mode", "cu_seqlens", "torch", "triton", "tl", "F")
-
 
 def parse(text: str, path: str = "<text>", name: str | None = None) -> Spec:
     """Read a spec; name is the file's stem when it is not given. Raises SpecError, and nothing else, for a bad spec."""
@@ -50,6 +38,9 @@ def parse(text: str, path: str = "<text>", name: str | None = None) -> Spec:
         name = stem if stem.isidentifier() and not path.startswith("<") else "recurrence"
     if not name.isidentifier() or keyword.iskeyword(name):
         raise SpecError(path, 1, 1, f"{name!r} is no name for a recurrence", expected="an identifier", found=repr(name))
+    reason = reserved.why(name, an_input=True)
+    if reason is not None:
+        raise SpecError(path, 1, 1, f"`{name}` is no name for a recurrence: {reason}", expected="another name")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     spec = _Parser(text, path, name).run()
     spec.verify()
@@ -137,16 +128,20 @@ class _Parser(Expressions):
         for i in self.inputs:
             if i.name not in self.used:
                 raise self.error((i.line, self.cols[i.name]), f"`{i.name}` is declared and never used", hint="use it or remove it")
+        names = [i.name for i in self.inputs]
+        for i in self.inputs:
+            reason = reserved.beside(i.name, names)
+            if reason is not None:
+                raise self.error((i.line, self.cols[i.name]), f"`{i.name}` is reserved: {reason}", expected="another name for an input")
         for axis, word in (("t", "time"), ("k", "key"), ("v", "value")):
             if not any(axis in (i.axes or ()) for i in self.inputs):
                 raise self.error(end, f"no input has a {word} axis", hint="declare one, such as q: key or v: value")
 
     def new_name(self, at: ast.AST, name: str, what: str) -> None:
         """Refuse a name that means something else."""
-        if name in RESERVED:
-            raise self.error(at, f"`{name}` is reserved: it is {RESERVED[name]}", expected=f"another name for {what}")
-        if name in EMITTED or name.startswith("_"):
-            raise self.error(at, f"`{name}` is reserved for the emitted code", expected=f"another name for {what}")
+        reason = reserved.why(name, an_input=what == "an input")
+        if reason is not None:
+            raise self.error(at, f"`{name}` is reserved: {reason}", expected=f"another name for {what}")
         if name in rules.FUNCTIONS or name in ZOO_ARITY:
             raise self.error(at, f"`{name}` is reserved: it is a function", expected=f"another name for {what}")
 

@@ -16,20 +16,21 @@ kernels and its reference. `verify()` runs after every stage: what it raises is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from recgen.chunk import ChunkForm, chunk
-from recgen.emit import emit
 from recgen.normalize import NormalForm, normalize
 from recgen.parse import Spec, parse
 from recgen.resources import Source
 from recgen.schedule import Schedule, schedule
 from recgen.tile import TileGraph, tile
 
+Last = Literal["normal", "chunk", "tile", "schedule", "files"]
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Every stage of one spec."""
+    """Every stage of one spec, as far as it was compiled and has them."""
 
     source: Source
     spec: Spec
@@ -47,15 +48,18 @@ class Stage(Protocol):
 AnyStage = TypeVar("AnyStage", bound=Stage)
 
 
-def compile_spec(source: Source) -> Compiled:
-    """The whole line, for one spec."""
+def compile_spec(source: Source, last: Last = "files") -> Compiled:
+    """The line, for one spec; no stage behind `last` is run."""
     spec, normal = waist(source)
-    chunk_form = tile_graph = plan = None
-    if normal.obstacle is None:
-        chunk_form = verified(chunk(normal))
-        tile_graph = verified(tile(chunk_form))
-        plan = verified(schedule(tile_graph))
-    files = emit(spec, normal, chunk_form, tile_graph, plan)
+    has_form = normal.obstacle is None
+    chunk_form = verified(chunk(normal)) if has_form and last != "normal" else None
+    tile_graph = verified(tile(chunk_form)) if chunk_form is not None and last != "chunk" else None
+    plan = verified(schedule(tile_graph)) if tile_graph is not None and last != "tile" else None
+    files: dict[str, str] = {}
+    if last == "files":
+        from recgen.emit import emit  # nothing but the files needs a template
+
+        files = emit(spec, normal, chunk_form, tile_graph, plan)
     return Compiled(source, spec, normal, chunk_form, tile_graph, plan, files)
 
 

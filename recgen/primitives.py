@@ -7,18 +7,29 @@ import triton.language as tl
 
 
 @triton.jit
-def segment_sum(x, SIZE: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """Cumulative sum over rows inside blocks of SIZE rows, of finite x [C] or [C, D]."""
-    C: tl.constexpr = x.shape[0]
-    if SIZE == C:
+def _join_without_last(sum_a, last_a, sum_b, last_b):
+    return sum_a + last_a + sum_b, last_b
+
+
+@triton.jit
+def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Cumulative sum over rows, [C] or [C, D]. The exclusive form leaves the own row out rather than subtracting it: where sums fall by
+    e^20 from row to row, nothing of them would be left."""
+    if not EXCLUSIVE:
         total = tl.cumsum(x, 0, reverse=REVERSE)
-    elif len(x.shape) == 1:
-        total = tl.reshape(tl.cumsum(tl.reshape(x, (C // SIZE, SIZE)), 1, reverse=REVERSE), x.shape)
     else:
-        total = tl.reshape(tl.cumsum(tl.reshape(x, (C // SIZE, SIZE, x.shape[1])), 1, reverse=REVERSE), x.shape)
-    if EXCLUSIVE:
-        total = total - x
+        total, _ = tl.associative_scan((tl.zeros_like(x), x), 0, _join_without_last, reverse=REVERSE)
     return total
+
+
+@triton.jit
+def level_of(t, s):
+    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
+    apart = tl.where(t > s, t ^ s, 0)
+    level = tl.where(apart >= 1, 1, 0)
+    for power in tl.static_range(1, 7):
+        level = tl.where(apart >= 2**power, 2**power, level)
+    return level
 
 
 @triton.jit
@@ -35,9 +46,15 @@ def sum_to_middle(x, SIZE: tl.constexpr):
 
 
 @triton.jit
-def upper_half(t, SIZE: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower."""
-    return tl.where((t // SIZE) % 2 == 1, 1.0, -1.0)
+def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last of the lower."""
+    place = t % (2 * SIZE)
+    side = tl.where(place >= SIZE, 1.0, -1.0)
+    if UPPER_ZERO:
+        side = tl.where(place == SIZE, 0.0, side)
+    if LOWER_ZERO:
+        side = tl.where(place == SIZE - 1, 0.0, side)
+    return side
 
 
 @triton.jit
@@ -74,8 +91,14 @@ def tanh(x):
 
 
 @triton.jit
+def sign(x):
+    """1 where x is positive, -1 where it is negative, else 0."""
+    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
+
+
+@triton.jit
 def power(x, EXPONENT: tl.constexpr):
-    """x ** EXPONENT for the exponents that specs use; integers of either sign, halves, and exp(e log x) for the rest."""
+    """x ** EXPONENT for the exponents that specs use; small integers, halves, and exp(e log x) for the rest."""
     if EXPONENT == 2.0:
         result = x * x
     elif EXPONENT == 0.5:
@@ -92,6 +115,15 @@ def power(x, EXPONENT: tl.constexpr):
         result = 1.0 / (x * x)
     else:
         result = tl.exp(EXPONENT * tl.log(x))
+    return result
+
+
+@triton.jit
+def integer_power(x, N: tl.constexpr):
+    """x ** N for N >= 1, of x of either sign."""
+    result = x
+    for _ in tl.static_range(N - 1):
+        result = result * x
     return result
 
 

@@ -1,22 +1,30 @@
-"""What every emitted op does on the host: arguments checked before any launch, tiles described, block sizes chosen by shape and card."""
+"""What every emitted op does on the host: arguments checked before any launch, tiles described, block sizes chosen, kernels launched.
+
+A call repeats earlier ones in all but its data, so whatever follows from shapes, dtypes and device alone is worked out once and looked up.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on CPU tensors
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+CACHED = 1024  # sets of sizes that are remembered
 RANK = {"t": "[B,T,H]", "tk": "[B,T,H,K]", "tv": "[B,T,H,V]", "": "[H]", "k": "[H,K]", "v": "[H,V]"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Argument:
     """A tensor input: its axes (t token, k key, v value; none: per head), and whether matrix products take it as it is."""
 
@@ -25,60 +33,80 @@ class Argument:
     operand: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shape:
-    """The sizes of one call."""
+    """The sizes of one call and the dtypes of its inputs. Calls that differ in nothing but data share one object: it hashes by identity."""
 
     B: int
     T: int
     H: int
     K: int
     V: int
+    dtypes: tuple[torch.dtype, ...]
+    device: torch.device
 
 
 def check_arguments(op: str, table: tuple[Argument, ...], tensors: tuple[torch.Tensor, ...], initial_state: torch.Tensor | None) -> Shape:
     """The sizes of a call. A wrong argument: TypeError or ValueError with its name, what was expected and what came."""
+    return _checked(op, table, tuple([_facts(x) for x in tensors]), None if initial_state is None else _facts(initial_state))
+
+
+_Facts = tuple[torch.Size, torch.dtype, torch.device] | type
+
+
+def _facts(x: object) -> _Facts:
+    """What can be wrong with an argument: its shape, dtype and device, or its type where it is no tensor."""
+    return (x.shape, x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _tensor(op: str, name: str, expected: str, facts: _Facts) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
+    if isinstance(facts, type):
+        raise TypeError(f"{op}: {name} must be a tensor {expected}, got {facts.__name__}")
+    if not facts[1].is_floating_point:
+        raise TypeError(f"{op}: {name} must be a floating-point tensor, got {facts[1]}")
+    return tuple(facts[0]), facts[1], facts[2]
+
+
+@functools.lru_cache(CACHED)
+def _checked(op: str, table: tuple[Argument, ...], inputs: tuple[_Facts, ...], state: _Facts | None) -> Shape:
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
-
-    def agree(name: str, axis: str, size: int, shape: tuple[int, ...], expected: str) -> None:
-        if sizes.setdefault(axis, size) != size:
-            raise ValueError(f"{op}: {name} must be {expected} with {axis} = {sizes[axis]} as in {origin[axis]}, got shape {shape}")
-        origin.setdefault(axis, name)
-
-    first = tensors[0]
-    for argument, x in zip(table, tensors, strict=True):
+    dtypes: list[torch.dtype] = []
+    on: torch.device | None = None
+    for argument, facts in zip(table, inputs, strict=True):
         expected = RANK[argument.axes]
         letters = expected.strip("[]").split(",")
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{op}: {argument.name} must be a tensor {expected}, got {type(x).__name__}")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{op}: {argument.name} must be a floating-point tensor, got {x.dtype}")
-        if x.dim() != len(letters):
-            raise ValueError(f"{op}: {argument.name} must be {expected}, got shape {tuple(x.shape)}")
-        if x.device != first.device:
-            raise ValueError(f"{op}: {argument.name} must be on {first.device} as {table[0].name}, got {x.device}")
-        for axis, size in zip(letters, x.shape, strict=True):
-            agree(argument.name, axis, size, tuple(x.shape), expected)
-    if initial_state is not None:
-        if not isinstance(initial_state, torch.Tensor):
-            raise TypeError(f"{op}: initial_state must be a tensor [B,H,K,V], got {type(initial_state).__name__}")
-        if not initial_state.dtype.is_floating_point:
-            raise TypeError(f"{op}: initial_state must be a floating-point tensor, got {initial_state.dtype}")
-        if initial_state.device != first.device:
-            raise ValueError(f"{op}: initial_state must be on {first.device} as {table[0].name}, got {initial_state.device}")
-        expected_state = tuple(sizes[a] for a in "BHKV")
-        if tuple(initial_state.shape) != expected_state:
-            raise ValueError(f"{op}: initial_state must be [B,H,K,V] = {expected_state}, got shape {tuple(initial_state.shape)}")
-    return Shape(*(sizes[a] for a in "BTHKV"))
+        shape, dtype, device = _tensor(op, argument.name, expected, facts)
+        on = on or device
+        if len(shape) != len(letters):
+            raise ValueError(f"{op}: {argument.name} must be {expected}, got shape {shape}")
+        if device != on:
+            raise ValueError(f"{op}: {argument.name} must be on {on} as {table[0].name}, got {device}")
+        for axis, size in zip(letters, shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                known = f"{axis} = {sizes[axis]} as in {origin[axis]}"
+                raise ValueError(f"{op}: {argument.name} must be {expected} with {known}, got shape {shape}")
+            origin.setdefault(axis, argument.name)
+        dtypes.append(dtype)
+    assert on is not None
+    if state is not None:
+        shape, _, device = _tensor(op, "initial_state", "[B,H,K,V]", state)
+        if device != on:
+            raise ValueError(f"{op}: initial_state must be on {on} as {table[0].name}, got {device}")
+        wanted = tuple(sizes[a] for a in "BHKV")
+        if shape != wanted:
+            raise ValueError(f"{op}: initial_state must be [B,H,K,V] = {wanted}, got shape {shape}")
+    B, T, H, K, V = (sizes[a] for a in "BTHKV")
+    return Shape(B, T, H, K, V, tuple(dtypes), on)
 
 
-def check_kernel_dtypes(op: str, table: tuple[Argument, ...], tensors: tuple[torch.Tensor, ...]) -> None:
+@functools.lru_cache(CACHED)
+def check_kernel_dtypes(op: str, table: tuple[Argument, ...], shape: Shape) -> None:
     """The kernels take fp32, fp16 and bf16; what meets the tensor cores must agree."""
-    for argument, x in zip(table, tensors, strict=True):
-        if x.dtype not in FLOATS:
-            raise TypeError(f"{op}: {argument.name} must be float32, float16 or bfloat16 on {x.device.type}, got {x.dtype}")
-    operands = [(a.name, x.dtype) for a, x in zip(table, tensors, strict=True) if a.operand]
+    for argument, dtype in zip(table, shape.dtypes, strict=True):
+        if dtype not in FLOATS:
+            raise TypeError(f"{op}: {argument.name} must be float32, float16 or bfloat16 on {shape.device.type}, got {dtype}")
+    operands = [(a.name, dtype) for a, dtype in zip(table, shape.dtypes, strict=True) if a.operand]
     for name, dtype in operands:
         if dtype != operands[0][1]:
             raise TypeError(f"{op}: {name} must be {operands[0][1]} as {operands[0][0]}, got {dtype}")
@@ -87,36 +115,58 @@ def check_kernel_dtypes(op: str, table: tuple[Argument, ...], tensors: tuple[tor
 # ---- tiles
 
 
-def _aligned(x: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can address x: unit last stride, everything else on 16 bytes."""
-    size = x.element_size()
-    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(s * size % 16 == 0 and s > 0 for s in x.stride()[:-1])
+@functools.lru_cache(CACHED)
+def _steps_on_16_bytes(strides: tuple[int, ...], size: int) -> bool:
+    """Whether a tensor descriptor can step like this over elements of so many bytes: the last by one, all others on 16 bytes."""
+    return strides[-1] == 1 and all(s * size % 16 == 0 and s > 0 for s in strides[:-1])
 
 
 def new_tiles(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An uninitialised tensor that a descriptor can address: rows padded to 16 bytes where need be."""
     multiple = 16 // dtype.itemsize
+    if shape[-1] % multiple == 0:
+        return torch.empty(shape, dtype=dtype, device=device)
     width = -(-shape[-1] // multiple) * multiple
     return torch.empty((*shape[:-1], width), dtype=dtype, device=device)[..., : shape[-1]]
 
 
+def new_vectors(count: int, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Uninitialised fp32 matrices in one allocation. columns: a multiple of 4, so that each starts on 16 bytes."""
+    return torch.empty((count, rows, columns), dtype=torch.float32, device=device).unbind()
+
+
 def addressable(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it that a descriptor can address."""
-    if _aligned(x):
+    if x.data_ptr() % 16 == 0 and _steps_on_16_bytes(x.stride(), x.dtype.itemsize):
         return x
     made = new_tiles(tuple(x.shape), x.dtype, x.device)
     return made.copy_(x)
 
 
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it that has no gaps and starts on 16 bytes."""
+    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+
+
+def _described(x: torch.Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    """The descriptor without the checks of its constructor, which cost more than a launch: x is addressable, blocks are powers of 2."""
+    made = TensorDescriptor.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides, made.block_shape = x, shape, strides, block
+    return made
+
+
 def token_tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """[B,T,H,D] as blocks of `rows` tokens of one head: rows behind T and columns behind D read as 0 and are not written."""
-    x = x.transpose(1, 2)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, columns])
+    B, T, H, D = x.shape
+    b, t, h, d = x.stride()
+    return _described(x, [B, H, T, D], [b, h, t, d], [1, 1, rows, columns])
 
 
 def tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """[N,R,D] as blocks of `rows` by `columns`."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows, columns])
+    N, R, D = x.shape
+    n, r, d = x.stride()
+    return _described(x, [N, R, D], [n, r, d], [1, rows, columns])
 
 
 # ---- block sizes
@@ -124,8 +174,8 @@ def tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a kernel is: how it walks over the chunks, and how many tiles of each shape one iteration loads, its products, and whether it works through
-    levels of halved chunks."""
+    """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, and whether it works
+    through levels of halved chunks."""
 
     walk: str
     tk: int
@@ -151,9 +201,9 @@ class Blocks:
         return {} if self.maxnreg is None or INTERPRETED else {"maxnreg": self.maxnreg}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Card:
-    """What the choice of blocks needs to know of a device."""
+    """What the choice of blocks needs to know of a device. One object a device."""
 
     multiprocessors: int
     shared_memory: int
@@ -164,7 +214,7 @@ class Card:
 def card(device: torch.device) -> Card:
     if device.type != "cuda":
         return Card(132, 227 * 1024, False)
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     hip = torch.version.hip is not None
     shared = 64 * 1024 if hip else properties.shared_memory_per_block_optin
     return Card(properties.multi_processor_count, shared, hip)
@@ -180,11 +230,13 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     C = 64 if itemsize == 2 else 32
     BK, BV = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(V))
     if facts.walk == "parallel":
-        BK = min(BK, 32 if facts.dots > 6 else 64) if facts.tv or facts.dots > 1 else min(BK, 128)
+        width = min(BK, 32) if facts.levels or facts.dots > 6 else min(BK, 128 if facts.dots <= 1 else 64)
         fixed = (facts.tv * C * BV + facts.ts * C * C) * itemsize
-        moving = (facts.tk * C * BK + facts.vk * BV * BK) * itemsize
-        stages = 3 if fixed + 3 * moving <= on.shared_memory else (2 if fixed + 2 * moving <= on.shared_memory else 1)
-        return Blocks(BK, BV, 4 if BV <= 128 else 8, stages)
+        for tile, stages in ((width, 3), (width, 2), (16, 2)):  # never one stage: a loop of descriptor loads in one stage has been seen to go wrong
+            moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
+            if fixed + stages * moving <= on.shared_memory - 4096:
+                break
+        return Blocks(min(BK, tile), BV, 8 if facts.levels or BV > 128 else 4, stages)
     wide = [(128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2), (32, 4, 3), (32, 4, 2), (16, 4, 2), (16, 4, 1)]
     if itemsize == 4 or on.hip:
         wide = [(32, 4, 2), (16, 4, 2), (16, 4, 1)]
@@ -211,3 +263,43 @@ def precision(dtype: torch.dtype, device: torch.device) -> str:
     if INTERPRETED or card(device).hip:
         return "ieee"
     return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+# ---- launches
+
+
+class Launch:
+    """One kernel at one set of sizes, called with its tensors and numbers; what follows from the sizes is appended.
+
+    The first call goes through Triton's own launcher, which works out from the arguments what to specialise on, and compiles. Every further
+    call hands its arguments to the kernel that this made: dtypes, integers and which tensors are None are the same by the key that this
+    object is cached under, and all tensors start on 16 bytes.
+    """
+
+    __slots__ = ("BK", "BV", "_again", "_grid", "_kernel", "_options", "_sizes")
+
+    def __init__(self, kernel: Any, programs: int, at: Blocks, sizes: dict[str, object], **options: int) -> None:
+        self.BK, self.BV = at.BK, at.BV
+        self._kernel, self._grid = kernel, (programs, 1, 1)
+        known = {**sizes, "BK": at.BK, "BV": at.BV, "STAGES": at.stages}
+        self._sizes = tuple(known[name] for name in kernel.arg_names if name in known)
+        self._options = {"num_warps": at.warps, **options}
+        self._again: Callable[..., None] | None = None
+
+    def __call__(self, *arguments: object) -> None:
+        if self._again is not None:
+            self._again(*arguments, *self._sizes)
+            return
+        made = self._kernel[self._grid](*arguments, *self._sizes, **self._options)
+        if isinstance(made, CompiledKernel):  # nothing under the interpreter
+            self._again = made[self._grid]
+
+
+_STAY = contextlib.nullcontext()
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Makes the device of the tensors the current one, on which Triton launches, if it is not."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _STAY
+    return torch.cuda.device(device)

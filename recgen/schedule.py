@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
 
 from .cost import Sizes, seconds
 from .errors import VerifyError
-from .graph import Const, Dot, Inverse, Load, Map, Node, Rows, Segment, Sum, Valid, topological
+from .graph import Const, Dot, Inverse, Load, Map, Mask, Node, Rows, Segment, Sum, TakeDiagonal, Valid, topological
 from .hardware import H200, Hardware
 from .tile import TileGraph
 
@@ -102,17 +103,23 @@ class _Planner:
     hardware: Hardware
     buffers: dict[int, Buffer]
     resident: frozenset[int]  # tiles whose rows are read from memory
+    needs: dict[int, frozenset[str]]  # what `depends` knows already
 
     def depends(self, node: Node) -> frozenset[str]:
         """Which of state, dstate, do, inputs the node needs."""
-        leaves = topological([node])
-        return frozenset(n.op.name if n.op.role != "input" else "input" for n in leaves if isinstance(n.op, Load))
+        for n in topological([node], stop=lambda n: n.index in self.needs):
+            if n.index not in self.needs:
+                own = {n.op.name if n.op.role != "input" else "input"} if isinstance(n.op, Load) else set()
+                self.needs[n.index] = frozenset(own).union(*(self.needs[a.index] for a in n.args))
+        return self.needs[node.index]
 
-    def cut(self, targets: Iterable[Node], given: set[int], storable: Callable[[Node], bool], pressure: float) -> tuple[Node, ...]:
+    def cut(
+        self, targets: Iterable[Node], given: set[int], storable: Callable[[Node], bool], pressure: float, made_before: frozenset[int] = frozenset()
+    ) -> tuple[Node, ...]:
         """The nodes that a kernel computing `targets` loads: a minimum cut between passing a value through memory and computing it here.
 
         given: values in memory already, which cost their load alone. storable: what another kernel could store. pressure: how much dearer an
-        operation is here than in the kernel that would make it for us. A kernel that makes values for us loads its inputs: that counts too.
+        operation is here than in the kernel that would make it for us. made_before: what is never made again. A kernel that makes values for us loads its inputs: that counts too.
         """
         targets = tuple(targets)
         graph = nx.DiGraph()
@@ -136,7 +143,7 @@ class _Planner:
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
-            if node.index in self.resident:  # rows of it are read from memory
+            if node.index in self.resident or node.index in made_before:
                 graph.add_edge("source", made)
             else:
                 graph.add_edge("source", made, capacity=ticks(self.price(node, pressure) * self.seconds(node)))
@@ -147,7 +154,7 @@ class _Planner:
                     graph.add_edge(made, (arg.index, "maker"))
         for target in targets:
             graph.add_edge((target.index, "here"), "sink")
-        _, (before, _) = nx.minimum_cut(graph, "source", "sink")
+        _, (before, _) = nx.minimum_cut(graph, "source", "sink", flow_func=boykov_kolmogorov)
         return tuple(
             n for n in nodes
             if not isinstance(n.op, Const) and (n.index, "here") not in before and (isinstance(n.op, Load) or (n.index, "made") in before)
@@ -198,7 +205,8 @@ def _settle(plan: Schedule) -> Schedule:
         ends = {b.node.index for b in kernel.stores}
         for buffer in kernel.loads:
             users = [n for n in inside if buffer.node in n.args and n.index not in have]
-            if any(not isinstance(n.op, Dot) for n in users) and buffer.node.index not in ends:
+            masked = [n for n in users if isinstance(n.op, Mask) and n.op.kind == "level"]  # a level of a score is an operand as well
+            if any(not isinstance(n.op, Dot) and n not in masked for n in users) and buffer.node.index not in ends:
                 keep.add(buffer.name)
 
     def settled(buffer: Buffer) -> Buffer:
@@ -216,7 +224,7 @@ def _settle(plan: Schedule) -> Schedule:
 def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
     """Cuts the graph into kernels."""
     resident = frozenset(n.args[0].index for n in tile.graph.table.values() if isinstance(n.op, Rows))
-    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident)
+    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident, {})
     for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
         plan.buffer(leaf)
     forward, saved = _forward(plan)
@@ -228,7 +236,14 @@ def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = N
 
 def varies(node: Node) -> bool:
     """Whether a value differs from chunk to chunk; a per-head parameter does not."""
-    return any(isinstance(n.op, Valid) or (isinstance(n.op, Load) and ("t" in n.axes or n.op.role != "input")) for n in topological([node]))
+    pending, seen = [node], {node.index}
+    while pending:  # until the first such value: most lie near
+        n = pending.pop()
+        if isinstance(n.op, Valid) or (isinstance(n.op, Load) and ("t" in n.axes or n.op.role != "input")):
+            return True
+        pending += [a for a in n.args if a.index not in seen]
+        seen |= {a.index for a in n.args}
+    return False
 
 
 def _prepare(plan: _Planner, suffix: str, wanted: list[Node], written: set[int], doc: str) -> list[Kernel]:
@@ -276,6 +291,24 @@ def _groups(gradients: list[Node]) -> list[list[Node]]:
     return [gradients] if gradients else []
 
 
+def _used_beside_diagonal(score: Node, inside: tuple[Node, ...]) -> bool:
+    return any(score in n.args and not isinstance(n.op, TakeDiagonal) for n in inside)
+
+
+def _products(gradients: list[Node]) -> list[Node]:
+    """Where the key side works through levels of halved chunks: what it needs of products over value channels, which then get a kernel of
+    their own: the cotangents of scores, and key tiles."""
+    inside = topological(gradients)
+    if not any(isinstance(n.op, Mask) and n.op.kind == "level" for n in inside):
+        return []
+    over_values = {n.index for n in inside if "v" not in n.axes and any("v" in a.axes for a in n.args)}
+    scores = {n.index for n in inside if n.index in over_values and n.axes == ("t", "s")}
+    wanted = [n for n in inside if n.index in over_values - scores]
+    wanted += [n for n in inside if n.index in scores and _used_beside_diagonal(n, inside)]
+    wanted += [n for n in inside if isinstance(n.op, TakeDiagonal) and n.args[0].index in scores]
+    return list(dict.fromkeys(wanted))
+
+
 def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
     tile = plan.tile
     given = {b.node.index for b in saved}
@@ -298,8 +331,12 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
         plan.buffer(node, name=f"d{name}", layout=tokens[node.index])  # type: ignore[arg-type]
     given |= {n.index for n in early}
     groups = _groups(gradients)
-    cuts = [plan.cut(group, given, storable, PARALLEL) for group in groups]
-    gradient_loads = tuple(dict.fromkeys(n for cut in cuts for n in cut))
+    products = _products(groups[-1]) if groups else []
+    made = frozenset(n.index for n in products)
+    cuts = [plan.cut(products, given, storable, PARALLEL)] if products else []
+    given |= made
+    cuts += [plan.cut(group, given, storable, PARALLEL, made) for group in groups]
+    gradient_loads = tuple(dict.fromkeys(n for cut in cuts for n in cut if n not in products))
     forward_rows = [n for n in gradient_loads if "state" in plan.depends(n) and not isinstance(n.op, Load)]
     reverse_rows = [n for n in gradient_loads if "dstate" in plan.depends(n) and not isinstance(n.op, Load)]
     reverse_rows = list(dict.fromkeys([*early, *reverse_rows]))
@@ -321,6 +358,9 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
         Buffer("d_final_state", tile.d_state, "state", False), Buffer("d_initial_state", tile.d_start, "state", False),
         "the state's gradient from the last chunk to the first",
     ))
+    if products:
+        loads, cuts = buffers(cuts[0]), cuts[1:]
+        kernels.append(Kernel("products", "parallel", loads, buffers(products), None, None, None, "the products over value channels that the key side needs"))
     for group, cut in zip(groups, cuts, strict=True):
         values = len(groups) > 1 and "v" in group[0].axes
         name, side = ("gradient_values", "value-side ") if values else ("gradient", "")

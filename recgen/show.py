@@ -6,7 +6,7 @@ import re
 
 from .chunk_text import columns
 from .cost import Sizes, flops
-from .graph import Decay, Inverse, Load, Map, Mask, Node, Segment, Valid, topological
+from .graph import Decay, Inverse, Load, Map, Mask, Node, Rows, Segment, Side, Valid, topological
 from .schedule import Buffer, Kernel, Layout, Schedule
 from .show_maths import Names
 from .tile import TileGraph
@@ -57,6 +57,10 @@ def _graph_legend(tile: TileGraph, names: Names) -> list[str]:
         rows.append(("x, s < t", "x at the pairs (t, s) where that holds, 0 elsewhere"))
     if any(isinstance(op, Mask) and op.kind == "level" for op in ops):
         rows.append(("across the middle", "of n tokens: t in the second and s in the first half of a block of n tokens"))
+    if any(isinstance(op, Rows) and op.kind == "middle" for op in ops):
+        rows.append(("at the middle", "of n tokens: the row of the last token of the first half of a block of n tokens"))
+    if any(isinstance(op, Side) for op in ops):
+        rows.append(("side(n)", "+1 in the second half of a block of n tokens, -1 in the first; 0 where nothing lies between the token and the middle"))
     if any(isinstance(op, Inverse) for op in ops):
         rows.append(("(I - L)^-1", "never differentiated: with U = (I - L)^-1 Y, dY = (I - L)^-T dU and dL = dY U^T"))
     if any(isinstance(op, Decay) for op in ops):

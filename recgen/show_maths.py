@@ -17,13 +17,17 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Rows,
+    Scatter,
     Segment,
+    Side,
     Sum,
     TakeDiagonal,
     Valid,
     split_spec,
     topological,
 )
+from .meaning import RESET
 from .tile import TileGraph
 
 FOLD = 44  # a value that is used once and has no name is written into its user when it is at most this long
@@ -71,6 +75,8 @@ class Names:
                 self.folded[node.index] = self.names[node.index], ATOM
             case Const(value=value):
                 self.folded[node.index] = (value if isinstance(value, str) else f"{value:g}"), ATOM
+            case Side(size=size):
+                self.folded[node.index] = f"side({2 * size})", ATOM
             case Expand() if node not in self.targets:
                 self.folded[node.index] = self.bound(node.args[0])
             case Along() if node not in self.targets:
@@ -119,6 +125,14 @@ class Names:
             case Segment(size=size, reverse=reverse, exclusive=exclusive):
                 marks = (", backwards" if reverse else "") + (", without the own token" if exclusive else "")
                 return f"segment sum over {size} tokens{marks}, of {self.paren(first, MATMUL)}", PHRASE
+            case Rows(kind="middle", size=size):
+                return f"{self.paren(first, MATMUL)} at the middle of {2 * size} tokens", PHRASE
+            case Rows():
+                return f"{self.paren(first, MATMUL)} at the last token", PHRASE
+            case Scatter(kind="middle", size=size):
+                return f"sum over {2 * size} tokens, at their middle, of {self.paren(first, MATMUL)}", PHRASE
+            case Scatter():
+                return f"{self.paren(first, MATMUL)}, in the row of the last token", PHRASE
             case Mask(kind="level", size=size):
                 return f"{self.paren(first, MATMUL)}, across the middle of {2 * size} tokens", PHRASE
             case Mask(kind=kind):
@@ -138,7 +152,7 @@ class Names:
                 return self.bound(first)
             case Along():
                 return _transposed(*self.bound(first))
-            case Load() | Const():
+            case Load() | Const() | Side():
                 return self.bound(node)
             case _:
                 assert_never(node.op)
@@ -157,6 +171,10 @@ class Names:
                 return f"{'-' if sign else ''}{text}", PRODUCT
             case "quotient":
                 return f"{self.paren(node.args[0], PRODUCT)} / {self.paren(node.args[1], ATOM)}", PRODUCT
+            case "at_most_zero":
+                return f"min({self.bound(node.args[0])[0]}, 0)", ATOM
+            case "floor":
+                return f"max({self.bound(node.args[0])[0]}, {RESET:g})", ATOM
             case "pow":
                 return f"{self.paren(node.args[0], ATOM)} ** {exponent:g}", PRODUCT
             case _:

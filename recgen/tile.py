@@ -105,15 +105,8 @@ class _Builder:
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        if gate.axes == ("t",):
-            rest = self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)
-        else:
-            rest = self.gap(self.graph.rows(self.position(gate, True), "last"), self.position(gate, writer.after))
+        rest = self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)
         return self.graph.name(self.graph.exp(rest), "decay_out")
-
-    def gap(self, later: Node, earlier: Node) -> Node:
-        """The log decay between two places: G falls, so only rounding could make the difference positive."""
-        return self.graph.map("at_most_zero", self.graph.add(later, self.graph.neg(earlier)))
 
     def over_chunk(self, gate: Node) -> Node:
         total = self.graph.sum(gate, "t") if gate.axes == ("t",) else self.graph.rows(self.position(gate, True), "last")
@@ -158,14 +151,15 @@ class _Builder:
         Where both stand alike to their own token's decay, one tile serves both halves."""
         graph = self.graph
         middle = graph.rows(self.position(gate, True), "middle", size)
-        if read_after == write_after:
-            place = self.position(gate, read_after)
-            apart = graph.mul(graph.side(size), graph.add(place, graph.neg(middle)))
-            both = graph.name(graph.exp(graph.map("at_most_zero", apart)), f"decay_{size}")
-            return both, both
-        read = graph.exp(self.gap(self.position(gate, read_after), middle))
-        write = graph.exp(self.gap(middle, self.position(gate, write_after)))
-        return graph.name(read, f"read_{size}"), graph.name(write, f"write_{size}")
+
+        def to_middle(after: bool) -> Node:
+            side = graph.side(size, upper_zero=not after, lower_zero=after)
+            apart = graph.add(self.position(gate, after), graph.neg(middle))
+            return graph.exp(graph.map("at_most_zero", graph.mul(side, apart)))
+
+        both = "decay" if read_after == write_after else ""
+        read = graph.name(to_middle(read_after), f"{both or 'read'}_{size}")
+        return read, graph.name(to_middle(write_after), f"{both or 'write'}_{size}")
 
     def read(self, reader: Reader, start: Node) -> Node:
         """The reader against the state that enters the chunk, [t, v]."""

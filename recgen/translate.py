@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sympy import Add, Expr, Float, Integer, Mul, Number, Pow, Rational, Symbol, exp, log, nan, tanh, zoo
+from sympy import Abs, Add, Expr, Integer, Mul, Number, Pow, Symbol, exp, log, nan, tanh, zoo
 
 from .graph import Axes, Graph, Node
 from .normalize import Input
@@ -42,11 +42,13 @@ def _varies(expr: Expr, table: dict[str, Input]) -> bool:
 
 
 def _value(expr: Expr, at_padding: dict[Symbol, Integer]) -> Expr:
-    value = expr.subs(at_padding)
-    for _ in range(4):  # sums over an axis of zero are zero
-        value = value.replace(lambda e: e.func.__name__ in ("sum_k", "sum_v") and e.args[0] == 0, lambda e: Integer(0))
-        value = value.replace(lambda e: e.func.__name__ == "silu" and e.args[0] == 0, lambda e: Integer(0))
-    return value
+    """The value where inputs are 0, worked from the inside out: 0 * 0 ** -1 is not 0."""
+    if not expr.args:
+        return at_padding.get(expr, expr)
+    args = [_value(a, at_padding) for a in expr.args]
+    if type(expr).__name__ in ("sum_k", "sum_v", "silu") and args[0] == 0:
+        return Integer(0)
+    return expr.func(*args)
 
 
 def _is_finite(value: Expr) -> bool:
@@ -57,9 +59,9 @@ def _node(graph: Graph, expr: Expr, table: dict[str, Input]) -> Node:
     def recurse(e: Expr) -> Node:
         return _node(graph, e, table)
 
+    if expr.is_number:  # as SymPy left it: 1/3, sqrt(2), E, log(2)
+        return graph.const(float(expr))
     match expr:
-        case Integer() | Rational() | Float() | Number():
-            return graph.const(float(expr))
         case Symbol(name=name):
             declared = table.get(name)
             if declared is None or declared.axes is None:
@@ -77,6 +79,8 @@ def _node(graph: Graph, expr: Expr, table: dict[str, Input]) -> Node:
         return graph.exp(recurse(argument))
     if isinstance(expr, log):
         return graph.map("log", recurse(argument))
+    if isinstance(expr, Abs):  # sqrt(x * x)
+        return graph.map("abs", recurse(argument))
     if isinstance(expr, tanh):
         return graph.map("tanh", recurse(argument))
     match type(expr).__name__:

@@ -152,11 +152,13 @@ def _pull_map(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             if n > 0 and n < 1:
                 return [(x, graph.map("quotient", graph.mul(c, graph.const(n)), graph.pow(x, 1.0 - n)))]
             return [(x, graph.mul(c, graph.const(n), graph.pow(x, n - 1.0)))]
+        case "abs":
+            return [(x, graph.mul(c, graph.map("sign", x)))]
         case "at_most_zero":  # it only takes rounding away
             return [(x, c)]
         case "finite" | "floor":  # a reset lets no gradient through: every decay across it is zero
             return [(x, graph.mul(c, graph.add(graph.const(1.0), graph.neg(graph.map("resets", x)))))]
-        case "resets":
+        case "resets" | "sign":
             return []
         case fn:
             raise ValueError(f"no gradient for {fn}")

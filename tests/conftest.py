@@ -69,7 +69,7 @@ def run_python() -> RunPython:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Put a compiler of one line in the place of recgen.pipeline: what a test of files and messages needs of one."""
 
-    def compile_spec(source: Source) -> SimpleNamespace:
+    def compile_spec(source: Source, last: str = "files") -> SimpleNamespace:
         if "wrong" in source.text:
             raise SpecError(source.path, 1, 3, "wrong is wrong", hint="right", source="q wrong")
         if "faulty" in source.text:
@@ -78,7 +78,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         shown = None if obstacle else f"of {source.name}"
         module = f"from .helper import twice\ndef {source.name}( x ) :\n  return twice(x)\n"
         files = {"helper.py": "def twice(x): return 2*x\n", "__init__.py": module, "NOTES.md": source.text}
-        return SimpleNamespace(normal=waist(source)[1], chunk=shown, tile=shown, schedule=shown, files=files, obstacle=obstacle)
+        compiled = SimpleNamespace(source=source, normal=waist(source)[1], chunk=shown, tile=shown, schedule=shown, files=files)
+        later = ("normal", "chunk", "tile", "schedule", "files")
+        for stage in later[later.index(last) + 1 :]:
+            setattr(compiled, stage, None)
+        return compiled
 
     def waist(source: Source) -> tuple[None, SimpleNamespace]:
         event = SimpleNamespace(read=1)

@@ -237,7 +237,7 @@ def test_an_installed_wheel_has_the_zoo_and_the_templates(run_python: RunPython,
 @pytest.mark.slow
 def test_the_same_bytes_under_two_hash_seeds(run_python: RunPython, tmp_path: Path) -> None:
     for seed in ("1", "2"):
-        run_python("-m", "recgen", "generate", "--out", str(tmp_path / seed), PYTHON7413c45023efa887SEED=seed)
+        run_python("-m", "recgen", "generate", "--out", str(tmp_path / seed), PYTHONHASHSEED=seed)
     for name in ZOO:
         assert package.on_disk(tmp_path / "1" / name) == package.on_disk(tmp_path / "2" / name)
 

@@ -1,0 +1,64 @@
+"""reserved: the names that a spec may not give to its inputs and locals, and why.
+
+An input keeps its name in the emitted code: as an argument of the op, as a pointer in kernels. Names that mean something there already are
+refused; tests/test_reserved.py compares this table with what is emitted. What the compiler names itself (a buffer, a local of the
+reference) makes way for the spec's names, so `D`, `x1` or `score` are free.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+LANGUAGE: dict[str, str] = {
+    "S": "the state",
+    "o": "the output",
+    "I": "the identity matrix",
+    "K": "the size of a key row",
+    "V": "the size of a value row",
+    "B": "the batch size",
+    "T": "the number of tokens",
+    "H": "the number of heads",
+}
+# Arguments beside the inputs, now or later, and modules: for inputs and locals alike.
+EMITTED = frozenset("initial_state output_final_state mode cu_seqlens torch triton tl F math functools inf INPUTS".split())
+# Names of op.py and kernels.py beside the inputs there.
+BESIDE_INPUTS = frozenset(
+    """
+    ARGUMENTS BK BV C CACHED ED FACTS INTERPRETED M N NV P PRECISION STAGES XD
+    Argument Blocks Facts Launch absent addressable at card check_arguments check_kernel_dtypes checkpoints choose_blocks chunk_size configure
+    constants ctx current d_final_state d_initial_state d_state d_states dense device do dstate dtype final_state i keep kernel kernels launch
+    n_pieces new_tiles new_vectors on precision programs reference scratch shape state states tensors tiles token_tiles torch_chunk
+    triton_dtype op
+    chunk_sum level_of log_decay_finite log_decay_floor log_decay_resets side_of_middle sign sum_to_middle unit_lower_inverse power
+    integer_power quotient segment_sum upper_half across_middle
+    """.split()
+)
+# b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; of a tensor x: x_b, x_t, x_h its strides, x_rows its rows.
+_LOCAL = re.compile(r"[bhimop]_\w*")
+_OF_BUFFER = re.compile(r"(x\d+|score_*|inverse\d*|decay_\w+|[A-Z]\d*(_before)?|d[A-Z]\w*)_(b|t|h|rows)")
+
+
+def why(name: str, *, an_input: bool) -> str | None:
+    """Why a spec may not use this name; None when it may."""
+    if name in LANGUAGE:
+        return f"it is {LANGUAGE[name]}"
+    if name in EMITTED or name.startswith("_"):
+        return "the emitted code uses it"
+    if hasattr(builtins, name):
+        return "it is a name of Python, which the emitted code uses"
+    if an_input and (name in BESIDE_INPUTS or _OF_BUFFER.fullmatch(name)):
+        return "the emitted code uses it beside the inputs"
+    if an_input and _LOCAL.fullmatch(name):
+        return f"names with {name[:2]} are local to the emitted kernels"
+    return None
+
+
+def beside(name: str, inputs: list[str]) -> str | None:
+    """Why an input may not have this name beside the other inputs: their gradients and strides are named after them."""
+    for other in inputs:
+        if name == f"d{other}":
+            return f"it is the gradient of `{other}` in the emitted code"
+        if name in (f"{other}_b", f"{other}_t", f"{other}_h", f"{other}_rows"):
+            return f"it is a stride or the rows of `{other}` in the emitted code"
+    return None

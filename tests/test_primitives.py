@@ -1,0 +1,261 @@
+"""The constant Triton functions, interpreted, against NumPy in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recgen import primitives
+from tests.interpreter import Interpret, interpreter
+
+INF = float("inf")
+NAN = float("nan")
+Array = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def interpret() -> Iterator[Interpret]:
+    with interpreter() as call:
+        yield call
+
+
+# ---- kernels of one call each
+
+
+@triton.jit
+def _unary(x, out, FUNCTION: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(out + o, FUNCTION(tl.load(x + o)))
+
+
+@triton.jit
+def _binary(x, y, out, FUNCTION: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(out + o, FUNCTION(tl.load(x + o), tl.load(y + o)))
+
+
+@triton.jit
+def _with_constant(x, out, FUNCTION: tl.constexpr, CONSTANT: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(out + o, FUNCTION(tl.load(x + o), CONSTANT))
+
+
+@triton.jit
+def _pairs(out, FUNCTION: tl.constexpr, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(out + o[:, None] * C + o[None, :], FUNCTION(o[:, None], o[None, :]).to(tl.int32))
+
+
+@triton.jit
+def _pairs_of_size(out, FUNCTION: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(out + o[:, None] * C + o[None, :], FUNCTION(o[:, None], o[None, :], SIZE).to(tl.int32))
+
+
+@triton.jit
+def _rows(x, out, FUNCTION: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+    o = tl.arange(0, C)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(out + o, FUNCTION(tl.load(x + o), SIZE))
+
+
+@triton.jit
+def _vector_sum(x, out, FUNCTION: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(out + o, FUNCTION(tl.load(x + o), REVERSE, EXCLUSIVE))
+
+
+@triton.jit
+def _tile_sum(x, out, FUNCTION: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+    o = tl.arange(0, C)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(out + o, FUNCTION(tl.load(x + o), REVERSE, EXCLUSIVE))
+
+
+@triton.jit
+def _inverse(x, out, FUNCTION: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
+    o = tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(out + o, FUNCTION(tl.load(x + o), DTYPE, "ieee"))
+
+
+# ---- what runs in the interpreter
+
+
+def elementwise(name: str, x: list[float], y: list[float] | None = None, constant: float | None = None) -> Tensor:
+    """A function of recgen.primitives at these values, in fp32; their number is a power of two."""
+    function, values = getattr(primitives, name), torch.tensor(x, dtype=torch.float32)
+    out = torch.empty_like(values)
+    if y is not None:
+        _binary[(1,)](values, torch.tensor(y, dtype=torch.float32), out, function, len(x))
+    elif constant is not None:
+        _with_constant[(1,)](values, out, function, constant, len(x))
+    else:
+        _unary[(1,)](values, out, function, len(x))
+    return out
+
+
+def pairs(name: str, C: int, size: int | None = None) -> Tensor:
+    out = torch.empty(C, C, dtype=torch.int32)
+    if size is None:
+        _pairs[(1,)](out, getattr(primitives, name), C)
+    else:
+        _pairs_of_size[(1,)](out, getattr(primitives, name), size, C)
+    return out
+
+
+def upper_halves(C: int, size: int) -> Tensor:
+    out = torch.empty(C)
+    _with_constant[(1,)](torch.arange(C, dtype=torch.int32), out, primitives.upper_half, size, C)
+    return out
+
+
+def summed(x: Tensor, reverse: bool, exclusive: bool) -> Tensor:
+    out = torch.empty_like(x)
+    if x.dim() == 1:
+        _vector_sum[(1,)](x, out, primitives.chunk_sum, reverse, exclusive, *x.shape)
+    else:
+        _tile_sum[(1,)](x, out, primitives.chunk_sum, reverse, exclusive, *x.shape)
+    return out
+
+
+def to_middle(x: Tensor, size: int) -> Tensor:
+    out = torch.empty_like(x)
+    _rows[(1,)](x, out, primitives.sum_to_middle, size, *x.shape)
+    return out
+
+
+def inverted(x: Tensor, dtype: str) -> Tensor:
+    out = torch.empty_like(x)
+    _inverse[(1,)](x, out, primitives.unit_lower_inverse, x.shape[0], getattr(tl, dtype))
+    return out
+
+
+# ---- tests
+
+
+def close(found: Tensor, expected: Array, relative: float = 2e-7, absolute: float = 0.0) -> None:
+    np.testing.assert_allclose(found.double().numpy(), expected, rtol=relative, atol=absolute)
+
+
+EDGES = [-INF, -1e30, -200.0, -88.0, -87.0, -1.0, -1e-3, -0.0, 0.0, 1e-30, 1e-3, 1.0, 20.0, 88.0, 1e30, INF]
+
+
+def test_softplus(interpret: Interpret) -> None:
+    """Nothing overflows, and log(1 + x) is as good as fp32 is beside 1."""
+    close(interpret(elementwise, "softplus", EDGES), np.logaddexp(0.0, np.array(EDGES)), absolute=2e-7)
+
+
+def test_tanh(interpret: Interpret) -> None:
+    close(interpret(elementwise, "tanh", EDGES), np.tanh(np.array(EDGES)), absolute=2e-7)
+
+
+@pytest.mark.parametrize("exponent", (2.0, 0.5, -0.5, -1.0, 3.0, -1.5, -2.0, 1.5, 4.0, -0.25))
+def test_power(interpret: Interpret, exponent: float) -> None:
+    x = [1e-4, 0.3, 0.999, 1.0, 1.001, 2.0, 77.0, 1e4]
+    close(interpret(elementwise, "power", x, constant=exponent), np.array(x) ** exponent, relative=2e-6)
+
+
+@pytest.mark.parametrize(("exponent", "at_zero"), ((2.0, 0.0), (0.5, 0.0), (-0.5, INF), (-1.0, INF), (3.0, 0.0), (-2.0, INF), (1.5, 0.0)))
+def test_power_at_zero(interpret: Interpret, exponent: float, at_zero: float) -> None:
+    assert interpret(elementwise, "power", [0.0, 0.0], constant=exponent).tolist() == [at_zero] * 2
+
+
+def test_integer_powers_of_negative_numbers(interpret: Interpret) -> None:
+    for exponent in (2.0, 3.0, -1.0, -2.0):
+        close(interpret(elementwise, "power", [-3.0, -0.5], constant=exponent), np.array([-3.0, -0.5]) ** exponent)
+
+
+def test_quotient(interpret: Interpret) -> None:
+    """0 over anything is 0, so that a gradient that no path carries is none; the rest is division."""
+    found = interpret(elementwise, "quotient", [0.0, 0.0, -0.0, 0.0, 0.0, 6.0, 1.0, -INF], [0.0, NAN, INF, 5.0, -INF, -3.0, 0.0, 2.0])
+    assert found.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, -2.0, INF, -INF]
+
+
+def test_parts_of_a_log_decay(interpret: Interpret) -> None:
+    """Below exp(-87) a decay is a reset: its finite part is 0 and it is counted. The boundary itself still decays."""
+    g = [-INF, -1e9, -100.0, -87.5, -87.0, -5.0, -1e-3, 0.0]
+    assert interpret(elementwise, "log_decay_finite", g).tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0, -87.0, -5.0, -1e-3, 0.0])
+    assert interpret(elementwise, "log_decay_resets", g).tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert interpret(elementwise, "log_decay_floor", g).tolist() == pytest.approx([-87.0] * 5 + [-5.0, -1e-3, 0.0])
+
+
+@pytest.mark.parametrize("size", (1, 2, 8, 32))
+def test_halves_of_blocks(interpret: Interpret, size: int) -> None:
+    C = 64
+    t, s = np.arange(C)[:, None], np.arange(C)[None, :]
+    expected = (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
+    assert np.array_equal(interpret(pairs, "across_middle", C, size).numpy(), expected)
+    assert interpret(upper_halves, C, size).tolist() == [1.0 if x % (2 * size) >= size else -1.0 for x in range(C)]
+
+
+def test_the_levels_tile_the_lower_triangle(interpret: Interpret) -> None:
+    """Each t > s belongs to the one level at which the middle of a block lies between them."""
+    found = interpret(pairs, "level_of", 64)
+    across = [interpret(pairs, "across_middle", 64, 1 << i) for i in range(6)]
+    assert torch.equal(sum(across), torch.ones(64, 64, dtype=torch.int32).tril(-1))
+    assert torch.equal(found, sum(x << i for i, x in enumerate(across)))
+
+
+@pytest.mark.parametrize("shape", ((16,), (64,), (32, 16), (64, 32)))
+@pytest.mark.parametrize("reverse", (False, True))
+@pytest.mark.parametrize("exclusive", (False, True))
+def test_chunk_sum(interpret: Interpret, shape: tuple[int, ...], reverse: bool, exclusive: bool) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    close(interpret(summed, x, reverse, exclusive), _cumulative(x.double().numpy(), reverse, exclusive), relative=1e-5, absolute=2e-6)
+
+
+@pytest.mark.parametrize("reverse", (False, True))
+def test_an_exclusive_sum_keeps_what_is_small(interpret: Interpret, reverse: bool) -> None:
+    """Rows that grow by e^20: the own row subtracted again would leave nothing of the sum before it."""
+    x = torch.exp(20.0 * torch.arange(-8.0, 8.0)).clamp(1e-30, 1e30)
+    x = x.flip(0) if reverse else x
+    for each in (x, x[:, None].repeat(1, 16)):
+        found = interpret(summed, each.contiguous(), reverse, True)
+        close(found, _cumulative(each.double().numpy(), reverse, True), relative=1e-6)
+
+
+@pytest.mark.parametrize("size", (1, 4, 32, 64))
+def test_sum_to_middle(interpret: Interpret, size: int) -> None:
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(2))
+    expected = np.zeros((64, 16))
+    if 2 * size <= 64:
+        expected[size - 1 :: 2 * size] = x.double().numpy().reshape(-1, 2 * size, 16).sum(1)
+    close(interpret(to_middle, x, size), expected, relative=1e-5, absolute=2e-6)
+
+
+# dtype of the products -> the error that they may leave, of the largest entry: 4e-7 and 1.7e-3 were measured
+PRECISIONS = {"float32": 1e-6, "float16": 3e-3}
+KEYS: dict[str, Callable[[int, np.random.Generator], Array]] = {
+    "random": lambda C, random: random.standard_normal((C, 24)),
+    "near-collinear": lambda C, random: random.standard_normal(24) + 1e-3 * random.standard_normal((C, 24)),
+    "equal": lambda C, random: np.ones((C, 24)),
+    "alternating": lambda C, random: np.where(np.arange(C) % 2 == 0, 1.0, -1.0)[:, None] * np.ones(24),
+}
+
+
+@pytest.mark.parametrize("C", (16, 32, 64))
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("beta", (1.0, 2.0))
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_unit_lower_inverse(interpret: Interpret, C: int, keys: str, beta: float, dtype: str) -> None:
+    """(I - L)^-1 of a correction of unit keys. beta = 2 reflects, which is as far as a correction may go."""
+    k = KEYS[keys](C, np.random.default_rng(C))
+    k /= np.linalg.norm(k, axis=1, keepdims=True)
+    L = np.tril(-beta * k @ k.T, -1).astype(np.float32)
+    found = interpret(inverted, torch.from_numpy(L), dtype).double().numpy()
+    exact = np.linalg.inv(np.eye(C) - L)
+    assert np.array_equal(np.triu(found), np.eye(C)), "the diagonal is 1, and nothing lies above it"
+    assert np.abs(found - exact).max() <= PRECISIONS[dtype] * np.abs(exact).max()
+
+
+def _cumulative(x: Array, reverse: bool, exclusive: bool) -> Array:
+    ordered = x[::-1] if reverse else x
+    total = ordered.cumsum(0)
+    if exclusive:
+        total = np.concatenate([np.zeros_like(total[:1]), total[:-1]])
+    return total[::-1] if reverse else total
