@@ -136,11 +136,16 @@ class _Bucket:
     line: int = 0
 
 
-def fuse(placed: Sequence[Placed], retention: Expr, axis: Literal["none", "scalar", "key"], inputs: Sequence[Input]) -> tuple[Event, ...]:
-    """Few events: what shares a write adds its rows, what shares a row adds its writes."""
+def fuse(
+    placed: Sequence[Placed], retention: Expr, axis: Literal["none", "scalar", "key"], inputs: Sequence[Input], *, held: bool = False
+) -> tuple[Event, ...]:
+    """Few events: what shares a write adds its rows, what shares a row adds its writes.
+
+    held: the output reads the state between these events and their decay, so none may be written behind the decay.
+    """
     parts = [q for p in placed for q in _split(p, inputs)]
     if axis == "scalar":
-        parts = _by_power(parts, retention)
+        parts = _by_power(parts, retention, held)
     elif axis == "key":
         parts = [_own_decay(q, retention, inputs) for q in parts]
     buckets: dict[tuple[Expr, bool], _Bucket] = {}
@@ -184,7 +189,7 @@ def _own_decay(q: _Part, retention: Expr, inputs: Sequence[Input]) -> _Part:
     return q
 
 
-def _by_power(parts: Sequence[_Part], retention: Expr) -> list[_Part]:
+def _by_power(parts: Sequence[_Part], retention: Expr, held: bool) -> list[_Part]:
     """A scalar decay commutes, so only its power counts: where it stands is chosen so that reads meet the static row they fuse with."""
     powers: list[tuple[_Part, int]] = []
     for q in parts:
@@ -199,7 +204,8 @@ def _by_power(parts: Sequence[_Part], retention: Expr) -> list[_Part]:
         if not q.reads:
             out.append(replace(q, read_after=n == 0, write_after=n == 0))
         elif n == 1:
-            out.append(replace(q, read_after=q.write not in early, write_after=q.write not in early))
+            late_enough = q.write not in early and not held
+            out.append(replace(q, read_after=late_enough, write_after=late_enough))
         else:
             out.append(replace(q, read_after=n == 2, write_after=n == 0))
     return out

@@ -143,12 +143,12 @@ def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText])
     made: set[str] = set()
     forward: list[str] = []
     for kernel in plan.forward:
-        forward += _launch(kernel, extras[function_name(kernel)], made)
+        forward += _launch(kernel, extras[function_name(kernel)], made, {b.name for b in plan.saved})
     backward: list[str] = []
     made |= {b.name for b in plan.saved}
     made_backward = {b.name for b in plan.saved}
     for kernel in plan.backward:
-        backward += _launch(kernel, extras[function_name(kernel)], made_backward)
+        backward += _launch(kernel, extras[function_name(kernel)], made_backward, set())
     kernels = (*plan.forward, *plan.backward)
     return LaunchText(
         tuple(forward),
@@ -175,8 +175,11 @@ def _gradient(name: str, axes: tuple[str, ...], normal: NormalForm) -> str:
     return f"d{name}.sum((0, 2)).to({name}.dtype)"
 
 
-def _allocate(buffer: Buffer) -> str:
-    name, axes = buffer.name, buffer.node.axes
+def _allocate(*alike: Buffer) -> str:
+    """One allocation: of one tensor, or of several matrices of one size and dtype."""
+    buffer, name = alike[0], ", ".join(b.name for b in alike)
+    axes = buffer.node.axes
+    count, apart = (f"{len(alike)}, ", ".unbind()") if len(alike) > 1 else ("", "")
     width = {"k": "K", "v": "V", "s": "C"}
     match (buffer.layout, axes):
         case ("token", ("t",)):
@@ -192,13 +195,14 @@ def _allocate(buffer: Buffer) -> str:
         case ("chunk", ()):
             return f"{name} = torch.empty((B * H, N), dtype=torch.float32, device=device)"
         case ("chunk", ("t",)):
-            return f"{name} = torch.empty((B * H, N * C), dtype=torch.float32, device=device)"
+            return f"{name} = torch.empty(({count}B * H, N * C), dtype=torch.float32, device=device){apart}"
         case ("chunk", ("k",)):
             return f"{name} = torch.empty((B * H, N, K), dtype=torch.float32, device=device)"
         case ("chunk", ("v", "k")):
             return f"{name} = new_tiles((B * H * N, V, K), dtype, device)"
         case ("chunk", (_, a)):
-            return f"{name} = new_tiles((B * H, N * C, {width[a]}), {'dtype' if buffer.operand else 'torch.float32'}, device)"
+            dtype = "dtype" if buffer.operand else "torch.float32"
+            return f"{name} = new_tiles(({count}B * H, N * C, {width[a]}), {dtype}, device){apart}"
         case _:
             raise ValueError(f"no allocation for {buffer}")
 
@@ -216,14 +220,16 @@ def _pass(buffer: Buffer) -> str:
     return f"tiles({name}, C, {block[axes[1]]})"
 
 
-def _launch(kernel: Kernel, extras: tuple[str, ...], made: set[str]) -> list[str]:
-    """Allocations and launch. Which of the states are None is part of what the kernel is specialised on."""
-    fresh = [b for b in kernel.stores if b.name not in made]
-    made |= {b.name for b in fresh}
-    vectors = [b.name for b in fresh if b.layout == "chunk" and b.node.axes == ("t",)]
-    lines = [_allocate(b) for b in fresh if len(vectors) < 2 or b.name not in vectors]
-    if len(vectors) > 1:
-        lines.append(f"{', '.join(vectors)} = new_vectors({len(vectors)}, B * H, N * C, device)")
+def _launch(kernel: Kernel, extras: tuple[str, ...], made: set[str], saved: set[str]) -> list[str]:
+    """Allocations and launch. What is alike and lives as long is allocated together. Which of the states are None is part of what the kernel
+    is specialised on."""
+    groups: dict[object, list[Buffer]] = {}
+    for b in (b for b in kernel.stores if b.name not in made):
+        axes = b.node.axes
+        alike = b.layout == "chunk" and axes[:1] == ("t",)
+        groups.setdefault((axes, b.operand, b.name in saved) if alike else b.name, []).append(b)
+    made |= {b.name for b in kernel.stores}
+    lines = [_allocate(*group) for group in groups.values()]
     states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
     arguments = [*(_pass(b) for b in pointers(kernel)), *extras]
     key = ", ".join((f'"{kernel.name}"', "shape", *states))

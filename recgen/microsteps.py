@@ -317,10 +317,11 @@ def _expand(flow: Flow, inputs: tuple[Input, ...]) -> Flow:
 def _finish(flow: Flow, plan: Plan, inputs: tuple[Input, ...]) -> Canonical:
     groups, asked = plan
     steps = []
-    for g in groups:
+    for index, g in enumerate(groups):
+        held = any(not a.after and a.step == index + 1 for a in asked)
         decay = log_of(g.retention)
         axis: DecayAxis = "none" if decay == 0 else "key" if "k" in axes_of(decay, inputs) else "scalar"
-        events = fuse(g.writes, g.retention, axis, inputs)
+        events = fuse(g.writes, g.retention, axis, inputs, held=held)
         if len(events) > MOST_EVENTS:
             raise Obstacle(f"a token has {len(events)} rank-one writes that read the same state", g.line)
         steps.append(MicroStep(decay, axis, events, g.line))

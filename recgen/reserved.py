@@ -26,7 +26,7 @@ EMITTED = frozenset("initial_state output_final_state mode cu_seqlens torch trit
 BESIDE_INPUTS = frozenset(
     """
     ARGUMENTS BK BV C CACHED ED FACTS INTERPRETED M N NV P PRECISION STAGES XD
-    Argument Blocks Facts Launch absent addressable at card check_arguments check_kernel_dtypes checkpoints choose_blocks chunk_size configure
+    Argument Blocks Facts Launch absent addressable at card check_arguments check_kernel_dtypes check_number checkpoints choose_blocks chunk_size configure
     constants ctx current d_final_state d_initial_state d_state d_states dense device do dstate dtype final_state i keep kernel kernels launch
     n_pieces new_tiles new_vectors on precision programs reference scratch shape state states tensors tiles token_tiles torch_chunk
     triton_dtype op

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -89,6 +90,8 @@ def _checked(op: str, table: tuple[Argument, ...], inputs: tuple[_Facts, ...], s
             origin.setdefault(axis, argument.name)
         dtypes.append(dtype)
     assert on is not None
+    if on.type not in ("cpu", "cuda"):
+        raise ValueError(f"{op}: {table[0].name} must be on a CPU or a GPU, got {on}")
     if state is not None:
         shape, _, device = _tensor(op, "initial_state", "[B,H,K,V]", state)
         if device != on:
@@ -98,6 +101,13 @@ def _checked(op: str, table: tuple[Argument, ...], inputs: tuple[_Facts, ...], s
             raise ValueError(f"{op}: initial_state must be [B,H,K,V] = {wanted}, got shape {shape}")
     B, T, H, K, V = (sizes[a] for a in "BTHKV")
     return Shape(B, T, H, K, V, tuple(dtypes), on)
+
+
+def check_number(op: str, name: str, value: object) -> float:
+    """A keyword argument of the spec: a Python number, since no gradient flows to it."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{op}: {name} must be a number or None, got {type(value).__name__}")
+    return float(value)
 
 
 @functools.lru_cache(CACHED)
@@ -128,11 +138,6 @@ def new_tiles(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
         return torch.empty(shape, dtype=dtype, device=device)
     width = -(-shape[-1] // multiple) * multiple
     return torch.empty((*shape[:-1], width), dtype=dtype, device=device)[..., : shape[-1]]
-
-
-def new_vectors(count: int, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Uninitialised fp32 matrices in one allocation. columns: a multiple of 4, so that each starts on 16 bytes."""
-    return torch.empty((count, rows, columns), dtype=torch.float32, device=device).unbind()
 
 
 def addressable(x: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import recgen
 from recgen.sample import error
-from tests.interpreter import interpreter
+from tests.interpreter import Interpret, interpreter
 
 pytestmark = pytest.mark.client
 pytest.importorskip("transformers", reason="needs the extra client")
 
-# Of rms(x - ref) / rms(ref) in fp32: 1.1e-6 and 5.5e-6 were measured, and 1.6e-6 and 6.5e-6 between the two functions of transformers itself.
+# Of rms(x - ref) / rms(ref) in fp32. 1.1e-6 and 5.5e-6 were measured; transformers' own two functions differ by 1.6e-6 and 6.5e-6.
 LOGITS, GRADIENTS = 3e-6, 2e-5
 SIZES = {
     "vocab_size": 61,
@@ -39,6 +39,12 @@ SIZES = {
     "num_experts_per_tok": 2,
     "initializer_range": 0.1,
 }
+
+
+@pytest.fixture(scope="module")
+def interpret() -> Iterator[Interpret]:
+    with interpreter() as call:
+        yield call
 
 
 def model(device: str = "cpu") -> Any:
@@ -151,16 +157,14 @@ def test_decoding_on_the_torch_path() -> None:
     assert max(compare_decoding().values()) <= LOGITS
 
 
-def test_training_on_interpreted_kernels() -> None:
-    with interpreter() as interpret:
-        found = interpret(compare_training, length=35)
+def test_training_on_interpreted_kernels(interpret: Interpret) -> None:
+    found = interpret(compare_training, length=35)
     assert found["logits"] <= LOGITS
     assert found["gradients"] <= GRADIENTS
 
 
-def test_decoding_on_interpreted_kernels() -> None:
-    with interpreter() as interpret:
-        assert max(interpret(compare_decoding, length=20, prefill=17).values()) <= LOGITS
+def test_decoding_on_interpreted_kernels(interpret: Interpret) -> None:
+    assert max(interpret(compare_decoding, length=20, prefill=17).values()) <= LOGITS
 
 
 @pytest.mark.gpu

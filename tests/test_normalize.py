@@ -554,3 +554,22 @@ def test_bounds() -> None:
     assert bounds(sympy.exp(g) * beta, inputs) == (0, 1)
     assert bounds(v, inputs) == (-np.inf, np.inf)
     assert bounds(1 / (1 + b2), inputs) == (pytest.approx(1 / 3), 1)
+
+
+def test_a_read_between_correction_and_scalar_decay_keeps_the_correction_before_the_decay() -> None:
+    text = """q: key
+k: key[unit_norm]
+m: key[unit_norm]
+v: value
+beta: scalar[unit]
+g: scalar[log_decay]
+
+S = S @ householder(m, beta)
+S = S + v @ k.T
+o = S @ q
+S = S @ scalar(exp(g))
+"""
+    form = normalize(parse(text, "held.rec", "held"))
+    (step,) = form.steps
+    assert [(e.read_after, e.write_after) for e in step.events] == [(False, False), (False, False)]
+    assert [(r.step, r.after_decay) for r in form.reads] == [(1, False)]
