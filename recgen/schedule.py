@@ -177,6 +177,28 @@ class _Planner:
     def seconds(self, node: Node) -> float:
         return seconds(node, self.sizes, self.hardware)
 
+    def label(self, node: Node) -> str:
+        """What a value in memory is called: as the tile stage calls it, else by what it is made of."""
+        known = self.tile.graph.names.get(node.index)
+        if known is not None:
+            return known
+        match node.op:
+            case Load(name=name):
+                return name
+            case Dot():
+                return "_".join(self.label(a) for a in node.args if self.short(a)) or f"product{node.index}"
+            case TakeDiagonal() | Sum():
+                inside = self.label(node.args[0])
+                return f"{'diagonal' if isinstance(node.op, TakeDiagonal) else 'sum'}_{inside}" if len(inside) <= 24 else f"vector{node.index}"
+            case Map(fn="mul") if len(parts := [self.label(a) for a in node.args if self.short(a)]) > 0:
+                return "_".join(parts)
+            case _:
+                return f"x{node.index}"
+
+    def short(self, node: Node) -> bool:
+        """Whether the value has a name that can be part of another."""
+        return isinstance(node.op, Load) or len(self.tile.graph.names.get(node.index, "-" * 12)) < 12
+
     def buffer(self, node: Node, *, name: str | None = None, layout: Layout | None = None) -> Buffer:
         known = self.buffers.get(node.index)
         if known is not None:
@@ -188,7 +210,7 @@ class _Planner:
             made = Buffer(label, node, where, operand=False)
         else:
             taken = {b.name for b in self.buffers.values()}
-            label = name or self.tile.graph.names.get(node.index, f"x{node.index}")
+            label = name or self.label(node)
             while label in taken:
                 label += "_"
             made = Buffer(label, node, layout or "chunk", operand=False)

@@ -143,7 +143,7 @@ class _Builder:
         if writer.seen_by(reader) == "causal":
             own = gate if reader.after and not writer.after else graph.const(0.0)
             levels.append(graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(own)), "k")))
-        core = graph.name(graph.add(*levels), "score")
+        core = graph.name(graph.add(*levels), f"score_{reader.name}_{writer.name}")
         return graph.mul(*read_scales, *(graph.along(s) for s in write_scales if s.axes == ("t",)), *(s for s in write_scales if not s.axes), core)
 
     def _to_middle(self, gate: Node, size: int, read_after: bool, write_after: bool) -> tuple[Node, Node]:
@@ -163,7 +163,10 @@ class _Builder:
 
     def read(self, reader: Reader, start: Node) -> Node:
         """The reader against the state that enters the chunk, [t, v]."""
-        return self.graph.dot("tk,vk->tv", self.graph.mul(self.row(reader.vector), self.from_start(reader)), start)
+        decayed = self.graph.mul(self.row(reader.vector), self.from_start(reader))
+        if self.form.decay_axis == "key":
+            self.graph.name(decayed, f"{reader.name}_in")
+        return self.graph.dot("tk,vk->tv", decayed, start)
 
 
 def tile(form: ChunkForm) -> TileGraph:
@@ -249,6 +252,8 @@ def _state(build: _Builder, rows: list[tuple[Correction | Write, Node]], start: 
     for event, row in rows:
         graph.line = event.line
         kappa = graph.mul(build.row(event.writer.vector), build.to_end(event.writer))
+        if build.form.decay_axis == "key":
+            graph.name(kappa, f"{event.writer.name}_out")
         terms.append(graph.dot("tv,tk->vk", row, kappa))
     return graph.name(graph.add(*terms), "S1")
 
