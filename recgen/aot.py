@@ -134,6 +134,7 @@ def launches_of(package: ModuleType, configuration: Configuration, B: int = 8, T
         recording() as launches,
         mock.patch.object(package.op, "card", on_card, create=True),
         mock.patch.object(package.launch, "card", on_card),
+        mock.patch.object(package.launch, "DEVICES", ("meta",)),
     ):
         _forget(package)
         for op in (getattr(package, name) for name in package.__all__ if name.startswith(("chunk_", "recurrent_"))):

@@ -221,8 +221,8 @@ def _pass(buffer: Buffer) -> str:
 
 
 def _launch(kernel: Kernel, extras: tuple[str, ...], made: set[str], saved: set[str]) -> list[str]:
-    """Allocations and launch. What is alike and lives as long is allocated together. Which of the states are None is part of what the kernel
-    is specialised on."""
+    """Allocations and launch. What is alike and lives equally long is allocated together. Which of the states are None is part of what the
+    kernel is specialised on."""
     groups: dict[object, list[Buffer]] = {}
     for b in (b for b in kernel.stores if b.name not in made):
         axes = b.node.axes

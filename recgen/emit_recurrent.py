@@ -1,7 +1,7 @@
 """The recurrent op in text: one token at a time, printed from the lines of the spec as the normal form keeps them. Part of emit.
 
-Its backward is reverse mode over the graph of one token. States are kept at every P-th token; between two of them they are computed again into a
-scratch of P states, so that nothing of size T x K x V is ever stored.
+Its backward is reverse mode over the graph of one token. States are kept at every P-th token; between two of them they are computed
+again into a scratch of P states, so that nothing of size T x K x V is ever stored.
 """
 
 from __future__ import annotations
@@ -174,13 +174,14 @@ def _forward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str]
     loads = _leaves(token, [token.output, token.state], without={"state"})
     head, body, constants = _step(token, loads, heads, f"{normal.name}.rec", output=True)
     state = STATE.format(name="{name}", index="{index}")
+    entering = state.format(name="initial_state", index="i_bh.to(tl.int64)")
     lines = [
         *INDICES,
         *OFFSETS,
         "if initial_state is None:",
         f"{INDENT}b_S = tl.zeros((BV, BK), tl.float32)",
         "else:",
-        f"{INDENT}b_S = tl.load({state.format(name='initial_state', index='i_bh.to(tl.int64)')}, mask=m_s, other=0.0).to(tl.float32)  # [BV, BK]",
+        f"{INDENT}b_S = tl.load({entering}, mask=m_s, other=0.0).to(tl.float32)  # [BV, BK]",
         *head,
         "for i_t in range(0, T):",
         f"{INDENT}i_x = (i_b * T + i_t) * H + i_h",
@@ -236,6 +237,7 @@ def _backward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str
     state = STATE.format(name="{name}", index="{index}")
     whole = "i_bh.to(tl.int64)"
     scratch = state.format(name="scratch", index=f"({whole} * P + i_t - i_first)")
+    kept = state.format(name="checkpoints", index=f"({whole} * n_pieces + n_pieces - 1 - i_piece)")
     lines = [
         *INDICES,
         *OFFSETS,
@@ -250,7 +252,7 @@ def _backward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str
         "for i_piece in range(0, n_pieces):",
         f"{INDENT}i_first = (n_pieces - 1 - i_piece) * P",
         f"{INDENT}i_last = tl.minimum(i_first + P, T)",
-        f"{INDENT}b_S = tl.load({state.format(name='checkpoints', index=f'({whole} * n_pieces + n_pieces - 1 - i_piece)')}, mask=m_s, other=0.0)  # [BV, BK]",
+        f"{INDENT}b_S = tl.load({kept}, mask=m_s, other=0.0)  # [BV, BK]",
         f"{INDENT}for i_t in range(i_first, i_last):",
         f"{INDENT * 2}i_x = (i_b * T + i_t) * H + i_h",
         f"{INDENT * 2}tl.store({scratch}, b_S, mask=m_s)",

@@ -66,7 +66,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """For each token, the row of x at another token: the last of its block's lower half (middle), or of the chunk (last: no t axis is left).
+    """For each token, the row of x at another token: the last of its block's lower half (middle), or of the chunk (last: no t axis is
+    left).
 
     x has to be in memory: rows are read there.
     """
@@ -85,8 +86,8 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """+1 for tokens in the upper half of their 2 * size block, -1 in the lower; 0 for the first of the upper half (upper_zero) or the last of the
-    lower half (lower_zero) where nothing can lie between the token and the middle."""
+    """+1 for tokens in the upper half of their 2 * size block, -1 in the lower; 0 for the first of the upper half (upper_zero) or the
+    last of the lower half (lower_zero) where nothing can lie between the token and the middle."""
 
     size: int
     upper_zero: bool
@@ -108,7 +109,8 @@ class Valid:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """exp(read_t - write_s) where s <= t (strict: s < t) and no reset lies between; arguments: read sum, read resets, write sum, write resets."""
+    """exp(read_t - write_s) where s <= t (strict: s < t) and no reset lies between; arguments: read sum, read resets, write sum, write
+    resets."""
 
     strict: bool
 
@@ -347,7 +349,7 @@ class Graph:
         return self.make(Side(size, upper_zero, lower_zero), (), ("t",))
 
     def mask(self, x: Node, kind: Literal["strict", "causal", "level"], size: int = 0) -> Node:
-        if isinstance(x.op, Mask) and x.op == Mask(kind, size) or is_number(x, 0.0):
+        if (isinstance(x.op, Mask) and x.op == Mask(kind, size)) or is_number(x, 0.0):
             return x
         if kind == "level" and isinstance(x.op, Mask) and x.op.kind != "level":
             return self.mask(x.args[0], kind, size)  # a level is part of what stands below the diagonal
@@ -385,7 +387,8 @@ class Graph:
         return self.dot("tr,rs->ts" if y.axes == ("t", "s") else "ts,sv->tv", inverse, y, solve=True)
 
     def dot(self, spec: str, x: Node, y: Node, *, solve: bool = False) -> Node:
-        """The matrix product `spec`. Row and column scales are moved out of the operands, so that loaded tiles meet the tensor cores as they are.
+        """The matrix product `spec`. Row and column scales are moved out of the operands, so that loaded tiles meet the tensor cores
+        as they are.
 
         A scale over result axes goes to the result; one over the contracted axis goes to the operand that has to be computed anyway,
         or to the one with value channels.
@@ -444,7 +447,8 @@ def _result_axes(out: str) -> Axes:
 
 
 def _canonical(spec: str) -> tuple[str, str, str]:
-    """The same product with its token axes called t and s in the result's order, the contracted one after them: equal products are one node."""
+    """The same product with its token axes called t and s in the result's order, the contracted one after them: equal products are one
+    node."""
     left, right, out = split_spec(spec)
     tokens = [c for c in dict.fromkeys(out + left + right) if c in "tsr"]
     rename = str.maketrans(dict(zip(tokens, "tsr", strict=False)))

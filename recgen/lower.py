@@ -1,8 +1,8 @@
 """lower: one kernel of the schedule becomes statements in the words of Triton. Part of emit; templates only lay out what comes from here.
 
 Lowering is on demand: a value is asked for in an orientation (the order of its axes) and in a scope. A product asked for in the
-other orientation is computed as the transposed product, never transposed afterwards. In a scan every tile with value channels has them first: an
-accumulator is then a matrix operand without leaving registers.
+other orientation is computed as the transposed product, never transposed afterwards. In a scan every tile with value channels has them
+first: an accumulator is then a matrix operand without leaving registers.
 """
 
 from __future__ import annotations
@@ -134,13 +134,14 @@ class Lowering:
 
     @staticmethod
     def _scores_apart(inside: list[Node]) -> bool:
-        """Whether (t, s) sums over key channels get a loop of their own: beside products that make key tiles they would not fit in registers."""
+        """Whether (t, s) sums over key channels get a loop of their own: beside products that make key tiles they would not fit in
+        registers."""
         scores = any(isinstance(n.op, Dot) and n.axes == ("t", "s") and any("k" in a.axes for a in n.args) for n in inside)
         return scores and sum(isinstance(n.op, Dot) and "k" in n.axes for n in inside) > 2
 
     def where(self, node: Node) -> int:
-        """The scope in which a use finds the value. A level's mask of a score is made again in every pass over the key tiles: the masked scores
-        of all levels at once would fill the registers."""
+        """The scope in which a use finds the value. A level's mask of a score is made again in every pass over the key tiles: the
+        masked scores of all levels at once would fill the registers."""
         masked = self._is_level(node) and not self.scan and self.at % 2 == 1 and not self._reduces_keys(node)
         return self.at if (not self.scan and "k" in node.axes) or masked else self.scope(node)
 
@@ -271,8 +272,8 @@ class Lowering:
 
     def _guarded(self, node: Node, order: Axes, value: str, begin: int) -> str:
         """A score in a scan stands behind a condition that always holds: without it the layout pass takes the product for a chained one
-        and, with 8 warps, computes it twice (measured: a tenth of the scan). Tiles that nothing used before it are loaded at the head of the
-        loop: Triton 3.6 cannot pipeline a load whose first use is conditional."""
+        and, with 8 warps, computes it twice (measured: a tenth of the scan). Tiles that nothing used before it are loaded at the head
+        of the loop: Triton 3.6 cannot pipeline a load whose first use is conditional."""
         for statement in self.statements[begin:]:
             if ".load(" in statement.text:
                 statement.rank = -1
@@ -516,8 +517,8 @@ class Lowering:
         return _broadcast(value, own, order)
 
     def _add(self, node: Node, order: Axes, scope: int) -> str:
-        """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added. A product takes the sum so far
-        as its accumulator."""
+        """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added. A product takes the
+        sum so far as its accumulator."""
         terms = sorted(self._summands(node), key=lambda t: (self.rank(t), self._product(t, node) is not None))
         value = self.spread(terms[0], order)
         rank = self.rank(terms[0])
@@ -534,8 +535,8 @@ class Lowering:
         return value
 
     def _product(self, term: Node, node: Node) -> tuple[Node, list[Node]] | None:
-        """The term as a product that can take the sum so far as its accumulator, with the numbers in front of it: they go to an operand that
-        has to be computed anyway."""
+        """The term as a product that can take the sum so far as its accumulator, with the numbers in front of it: they go to an
+        operand that has to be computed anyway."""
         factors = list(product_factors(term))
         dots = [f for f in factors if isinstance(f.op, Dot)]
         if term.axes != node.axes or len(dots) != 1 or self._from_memory(term):
@@ -737,6 +738,19 @@ def _store(work: Lowering, buffer: Buffer) -> None:
     work.line(scope, text, node, node.axes)
 
 
+def _sink(statements: list[Statement]) -> None:
+    """What is made before all loops over key tiles and first needed behind one of them is made there: in that loop it would only
+    occupy registers."""
+    users: dict[int, list[Statement]] = {}
+    for statement in statements:
+        for reference in _REFERENCE.findall(" ".join((statement.text, *statement.lines))):
+            users.setdefault(int(reference), []).append(statement)
+    for statement in reversed(statements):
+        later = [user.scope for user in users.get(statement.index, ())]
+        if later and not statement.lines and statement.scope == 0 and statement.text != statement.name:
+            statement.scope = max(statement.scope, min(later) // 2 * 2)
+
+
 def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) -> list[Statement]:
     """The statements in order of rank where references allow it, in the order of demand otherwise."""
     def references(statement: Statement) -> set[int]:
@@ -783,6 +797,8 @@ _REFERENCE = re.compile(r"§(\d+)§")
 def assemble(work: Lowering) -> Lowered:
     """Writes plain values into their only user and lays the statements out by scope."""
     statements = work.statements
+    if not work.scan:
+        _sink(statements)
     uses: dict[int, list[Statement]] = {}
     for statement in statements:
         for reference in _REFERENCE.findall(" ".join((statement.text, *statement.lines))):

@@ -203,7 +203,8 @@ class TorchLowering:
                 args = [self._number(a) for a in node.args]
                 if node.op.fn in ("add", "mul"):
                     return f"({args[0]} {'+' if node.op.fn == 'add' else '*'} {args[1]})"
-                return f"{_elementwise(node.op.fn, [f'torch.tensor({args[0]}, dtype=torch.float64)'], node.op.exponent)[0]}.item()"
+                text, binds = _elementwise(node.op.fn, [f"torch.tensor({args[0]}, dtype=torch.float64)"], node.op.exponent)
+                return f"{text}.item()" if binds == 9 else f"({text}).item()"
             case _:
                 raise ValueError(f"{node.op} is not a number")
 

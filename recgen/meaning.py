@@ -23,8 +23,8 @@ from .graph import (
     Node,
     Rows,
     Scatter,
-    Side,
     Segment,
+    Side,
     Sum,
     TakeDiagonal,
     Valid,
@@ -63,7 +63,7 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             shape = tuple(sizes[a] for a in node.axes)
             return np.broadcast_to(_spread(args[0], node.args[0].axes, node.axes), shape)
         case Sum(axis=axis):
-            return args[0].sum(node.args[0].axes.index(axis))
+            return np.asarray(args[0].sum(node.args[0].axes.index(axis)))
         case Along():
             return args[0]
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
@@ -95,10 +95,10 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
         case TakeDiagonal():
             return np.diagonal(args[0]).copy()
         case Inverse():
-            return np.linalg.inv(np.eye(sizes["t"]) - args[0])
+            return np.linalg.inv(np.eye(sizes["t"]) - args[0]).astype(np.float64)
         case Dot(spec=spec):
             left, right, out = split_spec(spec)
-            return np.einsum(f"{left},{right}->{out}", *args)
+            return np.asarray(np.einsum(f"{left},{right}->{out}", *args))
         case _:
             assert_never(node.op)
 
@@ -112,7 +112,7 @@ def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
         case "causal":
             return s <= t
         case "level":
-            return (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
+            return np.asarray((t // (2 * size) == s // (2 * size)) & (t // size > s // size))
         case _:
             raise ValueError(kind)
 

@@ -47,7 +47,8 @@ def sum_to_middle(x, SIZE: tl.constexpr):
 
 @triton.jit
 def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last of the lower."""
+    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+    of the lower."""
     place = t % (2 * SIZE)
     side = tl.where(place >= SIZE, 1.0, -1.0)
     if UPPER_ZERO:
@@ -137,8 +138,8 @@ def quotient(x, y):
 def unit_lower_inverse(L, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
     """(I - L)^-1 of a strictly lower triangular L [C, C], C a power of two from 16.
 
-    Two solved halves are joined at a time: [[A, 0], [B, D]]^-1 = [[A', 0], [-D' B A', D']]. Up to 16 rows all diagonal blocks go as one batch
-    [C/16, 16, 16]; then the blocks meet in whole products. Products in DTYPE, sums in fp32.
+    Two solved halves are joined at a time: [[A, 0], [B, D]]^-1 = [[A', 0], [-D' B A', D']]. Up to 16 rows all diagonal blocks go as
+    one batch [C/16, 16, 16]; then the blocks meet in whole products. Products in DTYPE, sums in fp32.
     """
     C: tl.constexpr = L.shape[0]
     N: tl.constexpr = C // 16

@@ -21,20 +21,29 @@ LANGUAGE: dict[str, str] = {
     "H": "the number of heads",
 }
 # Arguments beside the inputs, now or later, and modules: for inputs and locals alike.
-EMITTED = frozenset("initial_state output_final_state mode cu_seqlens torch triton tl F math functools inf INPUTS".split())
+EMITTED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    F INPUTS cu_seqlens functools inf initial_state math mode output_final_state tl torch triton
+    """,
+    )
+)
 # Names of op.py and kernels.py beside the inputs there.
 BESIDE_INPUTS = frozenset(
-    """
-    ARGUMENTS BK BV C CACHED ED FACTS INTERPRETED M N NV P PRECISION STAGES XD
-    Argument Blocks Facts Launch absent addressable at card check_arguments check_kernel_dtypes check_number checkpoints choose_blocks chunk_size configure
-    constants ctx current d_final_state d_initial_state d_state d_states dense device do dstate dtype final_state i keep kernel kernels launch
-    n_pieces new_tiles new_vectors on precision programs reference scratch shape state states tensors tiles token_tiles torch_chunk
-    triton_dtype op
-    chunk_sum level_of log_decay_finite log_decay_floor log_decay_resets side_of_middle sign sum_to_middle unit_lower_inverse power
-    integer_power quotient segment_sum upper_half across_middle
-    """.split()
+    re.findall(
+        r"\w+",
+        """
+    ARGUMENTS Argument BK BV Blocks C CACHED ED FACTS Facts INTERPRETED Launch M N NV P PRECISION STAGES XD absent across_middle
+    addressable at card check_arguments check_kernel_dtypes check_number checkpoints choose_blocks chunk_size chunk_sum configure
+    constants ctx current d_final_state d_initial_state d_state d_states dense device do dstate dtype final_state i integer_power keep
+    kernel kernels launch level_of log_decay_finite log_decay_floor log_decay_resets n_pieces new_tiles new_vectors on op power
+    precision programs quotient reference scratch segment_sum shape side_of_middle sign state states sum_to_middle tensors tiles
+    token_tiles torch_chunk triton_dtype unit_lower_inverse upper_half
+    """,
+    )
 )
-# b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; of a tensor x: x_b, x_t, x_h its strides, x_rows its rows.
+# b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; x_b, x_t, x_h are strides of x, x_rows its rows.
 _LOCAL = re.compile(r"[bhimop]_\w*")
 _OF_BUFFER = re.compile(r"(x\d+|score_*|inverse\d*|decay_\w+|[A-Z]\d*(_before)?|d[A-Z]\w*)_(b|t|h|rows)")
 

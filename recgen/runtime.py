@@ -20,6 +20,7 @@ from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on CPU tensors
+DEVICES = ("cpu", "cuda")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CACHED = 1024  # sets of sizes that are remembered
 RANK = {"t": "[B,T,H]", "tk": "[B,T,H,K]", "tv": "[B,T,H,V]", "": "[H]", "k": "[H,K]", "v": "[H,V]"}
@@ -90,7 +91,7 @@ def _checked(op: str, table: tuple[Argument, ...], inputs: tuple[_Facts, ...], s
             origin.setdefault(axis, argument.name)
         dtypes.append(dtype)
     assert on is not None
-    if on.type not in ("cpu", "cuda"):
+    if on.type not in DEVICES:
         raise ValueError(f"{op}: {table[0].name} must be on a CPU or a GPU, got {on}")
     if state is not None:
         shape, _, device = _tensor(op, "initial_state", "[B,H,K,V]", state)

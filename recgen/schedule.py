@@ -1,7 +1,7 @@
 """schedule: TileGraph -> Schedule: which kernel computes which node, and which values pass through memory between kernels.
 
-Forward: prepare (chunks in parallel) -> scan with output. Backward: prepare -> states (forward scan again) -> reverse scan -> gradient (chunks in
-parallel). What a kernel loads rather than computes again is a minimum cut between bytes and operations.
+Forward: prepare (chunks in parallel) -> scan with output. Backward: prepare -> states (forward scan again) -> reverse scan -> gradient
+(chunks in parallel). What a kernel loads rather than computes again is a minimum cut between bytes and operations.
 """
 
 from __future__ import annotations
@@ -118,8 +118,9 @@ class _Planner:
     ) -> tuple[Node, ...]:
         """The nodes that a kernel computing `targets` loads: a minimum cut between passing a value through memory and computing it here.
 
-        given: values in memory already, which cost their load alone. storable: what another kernel could store. pressure: how much dearer an
-        operation is here than in the kernel that would make it for us. made_before: what is never made again. A kernel that makes values for us loads its inputs: that counts too.
+        given: values in memory already, which cost their load alone. storable: what another kernel could store. pressure: how much
+        dearer an operation is here than in the kernel that would make it for us. made_before: what is never made again. A kernel that
+        makes values for us loads its inputs: that counts too.
         """
         targets = tuple(targets)
         graph = nx.DiGraph()
@@ -367,7 +368,10 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
     reverse_loads = tuple(n for n in plan.cut([tile.d_start, *reverse_rows], given, plan.local, SCAN) if n is not tile.d_state)
     needed = list(dict.fromkeys(n for n in (*states_loads, *reverse_loads, *gradient_loads) if plan.local(n)))
     kernels = _prepare(plan, "_backward", needed, {b.node.index for b in saved}, "what the forward did not keep")
-    buffers = lambda nodes: tuple(plan.buffer(n) for n in nodes)  # noqa: E731
+
+    def buffers(nodes: Iterable[Node]) -> tuple[Buffer, ...]:
+        return tuple(plan.buffer(n) for n in nodes)
+
     if tile.start in gradient_loads or forward_rows:
         keep = (tile.start,) if tile.start in gradient_loads else ()
         kernels.append(Kernel(

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from sympy import Expr
 
 from .chunk import CHUNK, ChunkForm, Correction, Reader, Write, Writer
 from .errors import VerifyError
-from .graph import Axes, Graph, Node, topological
+from .graph import Axes, Axis, Graph, Node, topological
 from .meaning import Array, evaluate
 from .translate import translate
 from .vjp import gradients
@@ -91,8 +92,8 @@ class _Builder:
         self.graph.line = line
         return node
 
-    def row(self, vector: object) -> Node:
-        return translate(self.graph, vector, self.form.normal.inputs)  # type: ignore[arg-type]
+    def row(self, vector: Expr) -> Node:
+        return translate(self.graph, vector, self.form.normal.inputs)
 
     def from_start(self, reader: Reader) -> Node:
         """exp of the decay between the chunk's start and the reader; 1 without decay."""
@@ -263,7 +264,7 @@ def _run(tile_graph: TileGraph, env: Mapping[str, Array], start: Array, d_output
     size = tile_graph.chunk
     length = next(len(env[n]) for n, axes in tensors.items() if axes and axes[0] == "t")
     chunks = -(-length // size)
-    sizes = {"t": size, "k": start.shape[1], "v": start.shape[0]}
+    sizes: dict[Axis, int] = {"t": size, "k": start.shape[1], "v": start.shape[0]}
 
     def cut(index: int) -> tuple[dict[str, Array], int]:
         rows = slice(index * size, min((index + 1) * size, length))
@@ -293,7 +294,7 @@ def _run(tile_graph: TileGraph, env: Mapping[str, Array], start: Array, d_output
             value = np.broadcast_to(values[node.index], tuple(sizes[a] for a in node.axes))
             parts[name].append(value[:count] if node.axes[:1] == ("t",) else value)
         cotangent = values[tile_graph.d_start.index]
-    d_inputs = {n: (np.concatenate(p[::-1]) if tensors[n][:1] == ("t",) else np.sum(p, axis=0)) for n, p in parts.items() if p}  # type: ignore[index]
+    d_inputs = {n: (np.concatenate(p[::-1]) if tensors[n][:1] == ("t",) else np.sum(p, axis=0)) for n, p in parts.items() if p}
     return TileRun(output, states[-1], d_inputs, cotangent)
 
 

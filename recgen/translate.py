@@ -1,4 +1,5 @@
-"""Elementwise work on inputs: SymPy expressions become tile nodes, so that it is fused into the kernels and differentiated like the rest."""
+"""Elementwise work on inputs: SymPy expressions become tile nodes, so that it is fused into the kernels and differentiated like the
+rest."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             if read is write:
                 z = graph.mask(z, "strict")
             graph.name(z, "Z")
-            rows, columns = graph.sum(z, "s", rotate=False), graph.sum(z, "t", rotate=False)
-            return [(read, rows), (write, graph.along(graph.neg(columns)))]
+            over_s, over_t = graph.sum(z, "s", rotate=False), graph.sum(z, "t", rotate=False)
+            return [(read, over_s), (write, graph.along(graph.neg(over_t)))]
         case Diagonal():
             return [(node.args[0], graph.take_diagonal(c))]
         case TakeDiagonal():

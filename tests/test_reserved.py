@@ -56,7 +56,9 @@ def test_no_name_of_the_emitted_code_can_be_an_input(text: str) -> None:
         for function in ast.walk(ast.parse(files[file])):
             if not isinstance(function, ast.FunctionDef):
                 continue
-            names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} | {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+            names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} | {
+                a.arg for a in ast.walk(function) if isinstance(a, ast.arg)
+            }
             if not names & inputs:
                 continue
             own = {n for n in names if "zz" not in n and not re.fullmatch(GIVES_WAY, n)}
