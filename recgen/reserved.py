@@ -45,7 +45,7 @@ BESIDE_INPUTS = frozenset(
 )
 # b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; x_b, x_t, x_h are strides of x, x_rows its rows.
 _LOCAL = re.compile(r"[bhimop]_\w*")
-_OF_BUFFER = re.compile(r"(x\d+|score_*|inverse\d*|decay_\w+|[A-Z]\d*(_before)?|d[A-Z]\w*)_(b|t|h|rows)")
+_OF_BUFFER = re.compile(r"(x\d+|score\w*|inverse\d*|decay_\w+|\w+_in|\w+_out|[A-Z]\d*(_before)?|d[A-Z]\w*)_(b|t|h|rows)")
 
 
 def why(name: str, *, an_input: bool) -> str | None:

@@ -24,9 +24,9 @@ from tests.interpreter import Interpret, interpreter
 MODES = ("chunk", "recurrent")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 GATED = ("dplr", "gated_deltanet", "gla", "kda", "retention", "rwkv6", "rwkv7")
-# Of rms(x - ref) / rms(ref). Measured over the zoo: 1.9e-6 and 7.5e-4; under strong gates 3.1e-5 (cumulative sums of -400) and 8e-4.
+# Of rms(x - ref) / rms(ref). Measured over the zoo: 1.9e-6 and 7.5e-4; under strong gates, whose sums reach -400, 1.6e-5 and 6e-4.
 LIMITS = {"fp32": 5e-6, "fp16": 2e-3}
-STRONG = {"fp32": 1e-4, "fp16": 2e-3}
+STRONG = {"fp32": 5e-5, "fp16": 2e-3}
 # The least rms that counts: a decay below exp(-87), 1e-38, is a reset; 6e-8 is the least number of fp16.
 FLOORS = {"fp32": 1e-25, "fp16": 1e-4}
 

@@ -171,9 +171,11 @@ def test_consts() -> None:
 
 def test_names_do_not_clash() -> None:
     """A spec may use the names that the printed function would have chosen."""
-    taken = ["t", "x", "dtype", "device", "outputs", "o_dtype", "q_all", "I_k"]
-    head = "q: key\nk: key\nv: value\n" + "".join(f"{n}: scalar\n" for n in taken)
-    body = f"S = S @ (I + k @ k.T) + ({' + '.join(taken)}) * v @ k.T\no = S @ q\n"
+    inputs, locals_ = ["t", "x", "outputs", "q_all", "I_k"], ["dtype", "device", "o_dtype"]
+    taken = [*inputs, *locals_]
+    head = "q: key\nk: key\nv: value\n" + "".join(f"{n}: scalar\n" for n in inputs)
+    body = "".join(f"{n} = t * x\n" for n in locals_)
+    body += f"S = S @ (I + k @ k.T) + ({' + '.join(taken)}) * v @ k.T\no = S @ q\n"
     witness(parse(head + body, name="clash"))
 
 

@@ -45,7 +45,7 @@ S = S @ diag(exp(zzg)) + (S @ zzw) @ zza.T + zzv**5 @ (zzk / norm(zzk)).T
 """,
 )
 # The compiler's own names, which make way where an input has them.
-GIVES_WAY = r"(d*(score_*|inverse\d*|decay_\w+|x\d+|[A-Z]\d*(_before)?))"
+GIVES_WAY = r"d*(score\w*|inverse\d*|decay_\w+|x\d+|\w+_(in|out)|[A-Z]\d*(_before)?)"
 
 
 @pytest.mark.parametrize("text", SPECS)
