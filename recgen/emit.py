@@ -68,7 +68,15 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
         "obstacle": normal.obstacle,
         "reference": reference_source(spec),
     }
-    files = ["__init__.py", "op.py", "launch.py", "kernels.py", "reference.py", "test_parity.py", *(["torch_chunk.py"] if tile is not None else [])]
+    files = [
+        "__init__.py",
+        "op.py",
+        "launch.py",
+        "kernels.py",
+        "reference.py",
+        "test_parity.py",
+        *(["torch_chunk.py"] if tile is not None else []),
+    ]
     return {file: environment.get_template(f"{file}.j2").render(context) for file in files}
 
 

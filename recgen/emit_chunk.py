@@ -56,7 +56,9 @@ def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
 def _parameters(kernel: Kernel, lowered: Lowered, text: str) -> list[str]:
     names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of)]
     sizes = ["T", "N"]
-    constants = [f"{c}: tl.constexpr" for c in ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "STAGES") if re.search(rf"\b{c}\b", text)]
+    constants = [
+        f"{c}: tl.constexpr" for c in ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "STAGES") if re.search(rf"\b{c}\b", text)
+    ]
     return [*names, *lowered.constants, *sizes, *constants]
 
 
@@ -96,7 +98,9 @@ def _loop(loop: Loop) -> list[str]:
     if any("o_k" in line for line in loop.body):
         lines.append(f"{INDENT}o_k = i_k * BK + tl.arange(0, BK)")
     if any("i_z" in line for line in loop.body):
-        lines.append(f"{INDENT}i_z = tl.where(i_k < -T, 1, 0)  # 0, and not known to be: the masked scores of all levels must not leave the loop")
+        lines.append(
+            f"{INDENT}i_z = tl.where(i_k < -T, 1, 0)  # 0, and not known to be: the masked scores of all levels must not leave the loop"
+        )
     return [*lines, *(INDENT + line for line in loop.body), *loop.after]
 
 
@@ -163,7 +167,11 @@ def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText])
 
 def _bounded(normal: NormalForm) -> bool:
     """Whether every factor of the correction's keys has a bounded domain: then the inverse's entries stay in the range of fp16."""
-    bounded = {i.name for i in normal.inputs if i.domain.kind in ("unit", "unit_norm", "interval") and max(abs(i.domain.low), abs(i.domain.high)) < 1e3}
+    bounded = {
+        i.name
+        for i in normal.inputs
+        if i.domain.kind in ("unit", "unit_norm", "interval") and max(abs(i.domain.low), abs(i.domain.high)) < 1e3
+    }
     bounded |= {i.name for i in normal.inputs if i.domain.kind == "unit_norm"}
     rows = [row for step in normal.steps for e in step.events if e.read is not None for row in (e.read, e.write)]
     return all(s.name in bounded for row in rows for s in row.free_symbols)

@@ -26,7 +26,7 @@ class RecurrentText:
     """Kernels, and how the op calls them."""
 
     kernels: tuple[KernelText, ...]
-    whole_values: bool                # a sum over value channels of the state: no tiles of value channels
+    whole_values: bool  # a sum over value channels of the state: no tiles of value channels
     forward_arguments: tuple[str, ...]
     backward_arguments: tuple[str, ...]
     gradients: tuple[tuple[str, str, str], ...]  # input, allocation of its gradient, expression of the result
@@ -92,7 +92,16 @@ class _TokenLowering(Lowering):
         return self.levels[node.index]
 
     def emit(
-        self, node: Node, text: str, scope: int, *, plain: bool, binary: bool = False, name: str | None = None, axes: Axes = (), rank: int | None = None
+        self,
+        node: Node,
+        text: str,
+        scope: int,
+        *,
+        plain: bool,
+        binary: bool = False,
+        name: str | None = None,
+        axes: Axes = (),
+        rank: int | None = None,
     ) -> str:
         """Values before the loop are called h_: two bodies follow, and neither may take such a name for a value of its own."""
         if scope == 0:
@@ -123,7 +132,9 @@ def recurrent_text(normal: NormalForm) -> RecurrentText:
     return RecurrentText((forward, backward), whole, forward.parameters, backward.parameters, rows)
 
 
-def _lowering(token: TokenGraph, loads: list[Buffer], stores: list[Buffer], carry: tuple[Node, Node] | None, heads: frozenset[str], spec: str) -> _TokenLowering:
+def _lowering(
+    token: TokenGraph, loads: list[Buffer], stores: list[Buffer], carry: tuple[Node, Node] | None, heads: frozenset[str], spec: str
+) -> _TokenLowering:
     kernel = Kernel("token", "forward", tuple(loads), tuple(stores), carry, None, None, "")
     work = _TokenLowering(kernel, token.graph.names, spec, taken={b.name for b in loads} | {"b_S", "b_P", "b_D"})
     work.heads = heads
@@ -135,12 +146,20 @@ def _leaves(token: TokenGraph, targets: list[Node], *, without: set[str]) -> lis
     return [Buffer(n.op.name, n, "token", False) for n in leaves if isinstance(n.op, Load) and n.op.name not in without]
 
 
-INDICES = ("NV: tl.constexpr = (V + BV - 1) // BV", "i_v = tl.program_id(0) % NV", "i_bh = tl.program_id(0) // NV", "i_h = i_bh % H", "i_b = (i_bh // H).to(tl.int64)")
+INDICES = (
+    "NV: tl.constexpr = (V + BV - 1) // BV",
+    "i_v = tl.program_id(0) % NV",
+    "i_bh = tl.program_id(0) // NV",
+    "i_h = i_bh % H",
+    "i_b = (i_bh // H).to(tl.int64)",
+)
 OFFSETS = ("o_v = i_v * BV + tl.arange(0, BV)", "o_k = tl.arange(0, BK)", "m_s = (o_v[:, None] < V) & (o_k[None, :] < K)")
 STATE = "{name} + {index} * (K * V) + o_k[None, :] * V + o_v[:, None]"  # [K, V] in memory, [BV, BK] here
 
 
-def _step(token: TokenGraph, loads: list[Buffer], heads: frozenset[str], spec: str, *, output: bool) -> tuple[list[str], list[str], tuple[str, ...]]:
+def _step(
+    token: TokenGraph, loads: list[Buffer], heads: frozenset[str], spec: str, *, output: bool
+) -> tuple[list[str], list[str], tuple[str, ...]]:
     """Statements before the loop and in it that take b_S one token further."""
     work = _lowering(token, loads, [], (token.start, token.state), heads, spec)
     if output:
@@ -195,8 +214,10 @@ def _forward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str]
     names = [b.name for b in loads]
     parameters = [*names, "o", "initial_state", "final_state", "checkpoints", *constants, "T", "P"]
     return KernelText(
-        "recurrent_forward_kernel", "Token by token: one program a head and tile of value channels.",
-        (*parameters, "H: tl.constexpr", "K: tl.constexpr", "V: tl.constexpr", "BK: tl.constexpr", "BV: tl.constexpr"), tuple(lines),
+        "recurrent_forward_kernel",
+        "Token by token: one program a head and tile of value channels.",
+        (*parameters, "H: tl.constexpr", "K: tl.constexpr", "V: tl.constexpr", "BK: tl.constexpr", "BV: tl.constexpr"),
+        tuple(lines),
     )
 
 
@@ -270,9 +291,23 @@ def _backward_kernel(token: TokenGraph, normal: NormalForm, heads: frozenset[str
     ]
     inputs = list(dict.fromkeys(b.name for b in (*loads, *loads_step) if b.name not in ("do", "state")))
     constants = sorted({*constants_step, *lowered.constants})
-    parameters = [*inputs, "do", *(f"d{n}" for n, _ in token.d_inputs), "checkpoints", "scratch", "d_final_state", "d_initial_state", *constants, "T", "P", "M"]
+    parameters = [
+        *inputs,
+        "do",
+        *(f"d{n}" for n, _ in token.d_inputs),
+        "checkpoints",
+        "scratch",
+        "d_final_state",
+        "d_initial_state",
+        *constants,
+        "T",
+        "P",
+        "M",
+    ]
     kernel = KernelText(
-        "recurrent_backward_kernel", "Tokens in reverse, states computed again from the kept ones; shares of key-side gradients by tile of value channels.",
-        (*parameters, "H: tl.constexpr", "K: tl.constexpr", "V: tl.constexpr", "BK: tl.constexpr", "BV: tl.constexpr"), tuple(lines),
+        "recurrent_backward_kernel",
+        "Tokens in reverse, states computed again from the kept ones; shares of key-side gradients by tile of value channels.",
+        (*parameters, "H: tl.constexpr", "K: tl.constexpr", "V: tl.constexpr", "BK: tl.constexpr", "BV: tl.constexpr"),
+        tuple(lines),
     )
     return kernel, tuple(rows)

@@ -60,7 +60,7 @@ class Segment:
     """The cumulative sum over t inside blocks of `size` tokens: no sum ever crosses a block, so nothing has to be subtracted."""
 
     size: int
-    reverse: bool    # from the block's end backward
+    reverse: bool  # from the block's end backward
     exclusive: bool  # without the own token
 
 
@@ -138,7 +138,25 @@ class Dot:
     solve: bool = False  # the first operand is an Inverse: its gradient goes to L, through dL = dY E^T
 
 
-Op = Load | Const | Map | Expand | Sum | Along | Segment | Rows | Scatter | Side | Mask | Valid | Decay | Diagonal | TakeDiagonal | Inverse | Dot
+Op = (
+    Load
+    | Const
+    | Map
+    | Expand
+    | Sum
+    | Along
+    | Segment
+    | Rows
+    | Scatter
+    | Side
+    | Mask
+    | Valid
+    | Decay
+    | Diagonal
+    | TakeDiagonal
+    | Inverse
+    | Dot
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -285,7 +303,9 @@ class Graph:
         factors = list(product_factors(x))
         inside = [f for f in factors if axis in f.axes]
         outside = [f for f in factors if axis not in f.axes]
-        covered = {a for f in (*inside, *outside) for a in f.axes} - {axis} == {a for f in inside for a in f.axes if a != axis} | {a for f in outside for a in f.axes}
+        covered = {a for f in (*inside, *outside) for a in f.axes} - {axis} == {a for f in inside for a in f.axes if a != axis} | {
+            a for f in outside for a in f.axes
+        }
         if outside and covered:
             return self.mul(*outside, self.sum(self.mul(*inside), axis, rotate=rotate))
         if rotate and axis != "k":
@@ -317,7 +337,9 @@ class Graph:
                 continue
             left, right, out = split_spec(factor.op.spec)
             summed = out[factor.axes.index(axis)]
-            stay, mine, moved, theirs = (factor.args[0], left, factor.args[1], right) if summed in right else (factor.args[1], right, factor.args[0], left)
+            stay, mine, moved, theirs = (
+                (factor.args[0], left, factor.args[1], right) if summed in right else (factor.args[1], right, factor.args[0], left)
+            )
             rest = self.expand(self.mul(*others), factor.axes)
             contracted = next(c for c in left if c in right and c not in out)
             product = self.dot(f"{out},{theirs}->{mine}", rest, moved)

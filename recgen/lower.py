@@ -75,9 +75,9 @@ class Lowered:
     """The text of one kernel, ready for the template."""
 
     kernel: Kernel
-    head: tuple[str, ...]      # before any loop
-    body: tuple[str, ...]      # of the scan over chunks; empty in a parallel kernel
-    loops: tuple[Loop, ...]    # over key tiles, in a parallel kernel
+    head: tuple[str, ...]  # before any loop
+    body: tuple[str, ...]  # of the scan over chunks; empty in a parallel kernel
+    loops: tuple[Loop, ...]  # over key tiles, in a parallel kernel
     constants: tuple[str, ...]  # keyword arguments of the op that the kernel reads
     rows_of: tuple[str, ...]  # buffers that are also read row by row
 
@@ -158,13 +158,35 @@ class Lowering:
 
     # ---- statements
 
-    def emit(self, node: Node, text: str, scope: int, *, plain: bool, binary: bool = False, name: str | None = None, axes: Axes = (), rank: int | None = None) -> str:
+    def emit(
+        self,
+        node: Node,
+        text: str,
+        scope: int,
+        *,
+        plain: bool,
+        binary: bool = False,
+        name: str | None = None,
+        axes: Axes = (),
+        rank: int | None = None,
+    ) -> str:
         index = len(self.statements)
         shape = ", ".join(EXTENT[a] for a in axes)
         comment = f"[{shape}]" if axes else ""
         if node.line and not plain:
             comment = f"{comment} {self.spec}:{node.line}".strip()
-        self.statements.append(Statement(index, self.unique(name or self.label(node, axes)), text, scope, plain, comment, binary, rank=self.rank(node) if rank is None else rank))
+        self.statements.append(
+            Statement(
+                index,
+                self.unique(name or self.label(node, axes)),
+                text,
+                scope,
+                plain,
+                comment,
+                binary,
+                rank=self.rank(node) if rank is None else rank,
+            )
+        )
         return f"§{index}§"
 
     def rank(self, node: Node) -> int:
@@ -393,7 +415,18 @@ class Lowering:
     def line(self, scope: int, text: str, node: Node, order: Axes, *, last: bool = False) -> None:
         shape = ", ".join(EXTENT[a] for a in order)
         place = f" {self.spec}:{node.line}" if node.line else ""
-        self.statements.append(Statement(len(self.statements), "", "", scope, False, f"[{shape}]{place}" if order else place, lines=(text,), rank=2 * CHUNK if last else self.rank(node)))
+        self.statements.append(
+            Statement(
+                len(self.statements),
+                "",
+                "",
+                scope,
+                False,
+                f"[{shape}]{place}" if order else place,
+                lines=(text,),
+                rank=2 * CHUNK if last else self.rank(node),
+            )
+        )
 
     def _expression(self, node: Node, order: Axes, scope: int) -> str:
         match node.op:
@@ -429,7 +462,7 @@ class Lowering:
             case Decay():
                 read, read_resets, write, write_resets = (self.value(a) for a in node.args)
                 seen = _seen("strict" if node.op.strict else "causal", 0, order)
-                t, s = (("[:, None]", "[None, :]") if order == ("t", "s") else ("[None, :]", "[:, None]"))
+                t, s = ("[:, None]", "[None, :]") if order == ("t", "s") else ("[None, :]", "[:, None]")
                 text = f"tl.exp(tl.where({seen} & ({read_resets}{t} == {write_resets}{s}), {read}{t} - {write}{s}, -float('inf')))"
                 return self.emit(node, text, scope, plain=False, axes=order)
             case Inverse():
@@ -448,7 +481,11 @@ class Lowering:
         op = node.op
         assert isinstance(op, Segment) and op.size == CHUNK
         if op.reverse and len(node.axes) == 2:
-            places = {b.node.op.exclusive: b for b in self.kernel.loads if isinstance(b.node.op, Segment) and not b.node.op.reverse and b.node.args == node.args}
+            places = {
+                b.node.op.exclusive: b
+                for b in self.kernel.loads
+                if isinstance(b.node.op, Segment) and not b.node.op.reverse and b.node.args == node.args
+            }
             end, place = places.get(False), places.get(not op.exclusive)
             if end is not None and place is not None:
                 start, stride = self.rows(end)
@@ -753,6 +790,7 @@ def _sink(statements: list[Statement]) -> None:
 
 def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) -> list[Statement]:
     """The statements in order of rank where references allow it, in the order of demand otherwise."""
+
     def references(statement: Statement) -> set[int]:
         found: set[int] = set()
         for reference in _REFERENCE.findall(" ".join((statement.text, *statement.lines))):
@@ -812,7 +850,12 @@ def assemble(work: Lowering) -> Lowered:
     def guarded(statement: Statement) -> bool:
         """Whether it is computed for a guarded score alone: then it stands behind the guard as well, unless it comes from memory."""
         user = alone(statement)
-        return user is not None and (len(user.lines) > 1 or (inlined(user) and guarded(user))) and ".load(" not in statement.text and not statement.text.startswith("tl.load")
+        return (
+            user is not None
+            and (len(user.lines) > 1 or (inlined(user) and guarded(user)))
+            and ".load(" not in statement.text
+            and not statement.text.startswith("tl.load")
+        )
 
     def inlined(statement: Statement) -> bool:
         if statement.text == statement.name or re.fullmatch(r"-?[\w.]+", statement.text):

@@ -163,7 +163,9 @@ def _elementwise(fn: str, args: list[Array], exponent: float) -> Array:
         case "pow":
             return x**exponent
         case "quotient":  # x / y, and 0 where x is 0: a gradient that no path carries
-            return np.divide(x, args[1], out=np.zeros(np.broadcast(x, args[1]).shape), where=np.broadcast_to(x != 0, np.broadcast(x, args[1]).shape))
+            return np.divide(
+                x, args[1], out=np.zeros(np.broadcast(x, args[1]).shape), where=np.broadcast_to(x != 0, np.broadcast(x, args[1]).shape)
+            )
         case "floor":  # a log decay, no lower than what fp32 can tell from nothing
             return np.maximum(x, RESET)
         case "at_most_zero":

@@ -237,10 +237,16 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     BK, BV = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(V))
     if facts.walk == "parallel":
         width = min(BK, 32) if facts.levels or facts.dots > 6 else min(BK, 128 if facts.dots <= 1 else 64)
-        if facts.dots > 1:  # two passes at least: a loop of one pass is unrolled, and descriptor loads outside of loops share memory with their barriers
+        if (
+            facts.dots > 1
+        ):  # two passes at least: a loop of one pass is unrolled, and descriptor loads outside of loops share memory with their barriers
             width = max(16, min(width, BK // 2))
         fixed = (facts.tv * C * BV + facts.ts * C * C) * itemsize
-        for tile, stages in ((width, 3), (width, 2), (16, 2)):  # never one stage: a loop of descriptor loads in one stage has been seen to go wrong
+        for tile, stages in (
+            (width, 3),
+            (width, 2),
+            (16, 2),
+        ):  # never one stage: a loop of descriptor loads in one stage has been seen to go wrong
             moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
             if fixed + stages * moving <= on.shared_memory - 4096:
                 break

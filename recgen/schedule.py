@@ -49,7 +49,7 @@ class Kernel:
     stores: tuple[Buffer, ...]
     carry: tuple[Node, Node] | None
     first: Buffer | None  # the state that enters the scan, if the caller gives one
-    last: Buffer | None   # the state that leaves it
+    last: Buffer | None  # the state that leaves it
     doc: str
 
 
@@ -114,7 +114,12 @@ class _Planner:
         return self.needs[node.index]
 
     def cut(
-        self, targets: Iterable[Node], given: set[int], storable: Callable[[Node], bool], pressure: float, made_before: frozenset[int] = frozenset()
+        self,
+        targets: Iterable[Node],
+        given: set[int],
+        storable: Callable[[Node], bool],
+        pressure: float,
+        made_before: frozenset[int] = frozenset(),
     ) -> tuple[Node, ...]:
         """The nodes that a kernel computing `targets` loads: a minimum cut between passing a value through memory and computing it here.
 
@@ -157,7 +162,8 @@ class _Planner:
             graph.add_edge((target.index, "here"), "sink")
         _, (before, _) = nx.minimum_cut(graph, "source", "sink", flow_func=boykov_kolmogorov)
         return tuple(
-            n for n in nodes
+            n
+            for n in nodes
             if not isinstance(n.op, Const) and (n.index, "here") not in before and (isinstance(n.op, Load) or (n.index, "made") in before)
         )
 
@@ -168,7 +174,11 @@ class _Planner:
     def bytes(self, node: Node) -> int:
         """Gates stay fp32 whatever the operands are, and so does a tile that anything but a matrix product uses."""
         gates = {i.name for i in self.tile.form.normal.inputs if i.domain.kind == "log_decay"}
-        wide = (isinstance(node.op, Load) and node.op.name in gates) or isinstance(node.op, Segment | Rows) or (isinstance(node.op, Map) and node.op.fn == "exp")
+        wide = (
+            (isinstance(node.op, Load) and node.op.name in gates)
+            or isinstance(node.op, Segment | Rows)
+            or (isinstance(node.op, Map) and node.op.fn == "exp")
+        )
         return 4 * self.sizes.count(node) if wide else self.sizes.bytes(node)
 
     def local(self, node: Node) -> bool:
@@ -190,7 +200,9 @@ class _Planner:
                 return "_".join(self.label(a) for a in node.args if self.short(a)) or f"product{node.index}"
             case TakeDiagonal() | Sum():
                 inside = self.label(node.args[0])
-                return f"{'diagonal' if isinstance(node.op, TakeDiagonal) else 'sum'}_{inside}" if len(inside) <= 24 else f"vector{node.index}"
+                return (
+                    f"{'diagonal' if isinstance(node.op, TakeDiagonal) else 'sum'}_{inside}" if len(inside) <= 24 else f"vector{node.index}"
+                )
             case Map(fn="mul") if len(parts := [self.label(a) for a in node.args if self.short(a)]) > 0:
                 return "_".join(parts)
             case _:
@@ -295,8 +307,13 @@ def _forward(plan: _Planner) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
     prepare = _prepare(plan, "", list(loads), set(), "what depends on one chunk alone")
     output = plan.buffer(tile.output, name="o", layout="token")
     scan = Kernel(
-        "scan", "forward", tuple(plan.buffer(n) for n in loads), (output,), (tile.start, tile.state),
-        Buffer("initial_state", tile.start, "state", False), Buffer("final_state", tile.state, "state", False),
+        "scan",
+        "forward",
+        tuple(plan.buffer(n) for n in loads),
+        (output,),
+        (tile.start, tile.state),
+        Buffer("initial_state", tile.start, "state", False),
+        Buffer("final_state", tile.state, "state", False),
         "the state from chunk to chunk, and the output",
     )
     stored = [b for kernel in prepare for b in kernel.stores]
@@ -374,23 +391,48 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
 
     if tile.start in gradient_loads or forward_rows:
         keep = (tile.start,) if tile.start in gradient_loads else ()
-        kernels.append(Kernel(
-            "states", "forward", buffers(states_loads), buffers((*keep, *forward_rows)), (tile.start, tile.state),
-            Buffer("initial_state", tile.start, "state", False), None, "the states that enter the chunks, once more",
-        ))
+        kernels.append(
+            Kernel(
+                "states",
+                "forward",
+                buffers(states_loads),
+                buffers((*keep, *forward_rows)),
+                (tile.start, tile.state),
+                Buffer("initial_state", tile.start, "state", False),
+                None,
+                "the states that enter the chunks, once more",
+            )
+        )
     keep = (tile.d_state,) if tile.d_state in gradient_loads else ()
-    kernels.append(Kernel(
-        "reverse", "backward", buffers(reverse_loads), buffers((*keep, *reverse_rows)), (tile.d_state, tile.d_start),
-        Buffer("d_final_state", tile.d_state, "state", False), Buffer("d_initial_state", tile.d_start, "state", False),
-        "the state's gradient from the last chunk to the first",
-    ))
+    kernels.append(
+        Kernel(
+            "reverse",
+            "backward",
+            buffers(reverse_loads),
+            buffers((*keep, *reverse_rows)),
+            (tile.d_state, tile.d_start),
+            Buffer("d_final_state", tile.d_state, "state", False),
+            Buffer("d_initial_state", tile.d_start, "state", False),
+            "the state's gradient from the last chunk to the first",
+        )
+    )
     if products:
         loads, cuts = buffers(cuts[0]), cuts[1:]
-        kernels.append(Kernel("products", "parallel", loads, buffers(products), None, None, None, "the products over value channels that the key side needs"))
+        kernels.append(
+            Kernel(
+                "products",
+                "parallel",
+                loads,
+                buffers(products),
+                None,
+                None,
+                None,
+                "the products over value channels that the key side needs",
+            )
+        )
     for group, cut in zip(groups, cuts, strict=True):
         values = len(groups) > 1 and "v" in group[0].axes
         name, side = ("gradient_values", "value-side ") if values else ("gradient", "")
         doc = f"the {side}gradients of the inputs, chunk by chunk"
         kernels.append(Kernel(name, "parallel", buffers(cut), buffers(group), None, None, None, doc))
     return tuple(kernels)
-

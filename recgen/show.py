@@ -60,7 +60,12 @@ def _graph_legend(tile: TileGraph, names: Names) -> list[str]:
     if any(isinstance(op, Rows) and op.kind == "middle" for op in ops):
         rows.append(("at the middle", "of n tokens: the row of the last token of the first half of a block of n tokens"))
     if any(isinstance(op, Side) for op in ops):
-        rows.append(("side(n)", "+1 in the second half of a block of n tokens, -1 in the first; 0 where nothing lies between the token and the middle"))
+        rows.append(
+            (
+                "side(n)",
+                "+1 in the second half of a block of n tokens, -1 in the first; 0 where nothing lies between the token and the middle",
+            )
+        )
     if any(isinstance(op, Inverse) for op in ops):
         rows.append(("(I - L)^-1", "never differentiated: with U = (I - L)^-1 Y, dY = (I - L)^-T dU and dL = dY U^T"))
     if any(isinstance(op, Decay) for op in ops):

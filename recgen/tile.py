@@ -36,7 +36,11 @@ class TileGraph:
     chunk: int = CHUNK
 
     def verify(self) -> None:
-        for label, node, axes in (("output", self.output, ("t", "v")), ("state", self.state, ("v", "k")), ("d_start", self.d_start, ("v", "k"))):
+        for label, node, axes in (
+            ("output", self.output, ("t", "v")),
+            ("state", self.state, ("v", "k")),
+            ("d_start", self.d_start, ("v", "k")),
+        ):
             if node.axes != axes:
                 raise VerifyError(f"{label} has axes {node.axes}, not {axes}")
         for leaf in topological([self.d_start]):
@@ -123,9 +127,16 @@ class _Builder:
             raw = self.raw_gate()
             assert raw is not None
             cut, resets = graph.map("finite", raw), graph.map("resets", raw)
-            sums = {after: graph.name(graph.segment(cut, CHUNK, exclusive=not after), "D" if after else "D_before") for after in (True, False)}
-            counts = {after: graph.name(graph.segment(resets, CHUNK, exclusive=not after), "R" if after else "R_before") for after in (True, False)}
-            weight = graph.decay((sums[reader.after], counts[reader.after]), (sums[writer.after], counts[writer.after]), strict=kind == "strict")
+            sums = {
+                after: graph.name(graph.segment(cut, CHUNK, exclusive=not after), "D" if after else "D_before") for after in (True, False)
+            }
+            counts = {
+                after: graph.name(graph.segment(resets, CHUNK, exclusive=not after), "R" if after else "R_before")
+                for after in (True, False)
+            }
+            weight = graph.decay(
+                (sums[reader.after], counts[reader.after]), (sums[writer.after], counts[writer.after]), strict=kind == "strict"
+            )
             return graph.mul(graph.name(weight, "decay"), graph.dot("tk,sk->ts", a, kappa))
         return self._channel_score(a, kappa, gate, reader, writer)
 
@@ -145,7 +156,9 @@ class _Builder:
             own = gate if reader.after and not writer.after else graph.const(0.0)
             levels.append(graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(own)), "k")))
         core = graph.name(graph.add(*levels), f"score_{reader.name}_{writer.name}")
-        return graph.mul(*read_scales, *(graph.along(s) for s in write_scales if s.axes == ("t",)), *(s for s in write_scales if not s.axes), core)
+        return graph.mul(
+            *read_scales, *(graph.along(s) for s in write_scales if s.axes == ("t",)), *(s for s in write_scales if not s.axes), core
+        )
 
     def _to_middle(self, gate: Node, size: int, read_after: bool, write_after: bool) -> tuple[Node, Node]:
         """The decay between a token and the middle of its 2 * size block, for a reader in the upper half and a writer in the lower.
@@ -300,5 +313,3 @@ def _run(tile_graph: TileGraph, env: Mapping[str, Array], start: Array, d_output
 
 def _pad(x: Array, size: int) -> Array:
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]))]) if len(x) < size else x
-
-

@@ -162,4 +162,3 @@ def _pull_map(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return []
         case fn:
             raise ValueError(f"no gradient for {fn}")
-
