@@ -48,6 +48,12 @@ def _with_constant(x, out, FUNCTION: tl.constexpr, CONSTANT: tl.constexpr, N: tl
 
 
 @triton.jit
+def _sides(out, FUNCTION: tl.constexpr, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(out + o, FUNCTION(o, SIZE, UPPER_ZERO, LOWER_ZERO))
+
+
+@triton.jit
 def _pairs(out, FUNCTION: tl.constexpr, C: tl.constexpr):
     o = tl.arange(0, C)
     tl.store(out + o[:, None] * C + o[None, :], FUNCTION(o[:, None], o[None, :]).to(tl.int32))
@@ -108,9 +114,9 @@ def pairs(name: str, C: int, size: int | None = None) -> Tensor:
     return out
 
 
-def upper_halves(C: int, size: int) -> Tensor:
+def sides(C: int, size: int, upper_zero: bool, lower_zero: bool) -> Tensor:
     out = torch.empty(C)
-    _with_constant[(1,)](torch.arange(C, dtype=torch.int32), out, primitives.upper_half, size, C)
+    _sides[(1,)](out, primitives.side_of_middle, size, upper_zero, lower_zero, C)
     return out
 
 
@@ -170,6 +176,16 @@ def test_integer_powers_of_negative_numbers(interpret: Interpret) -> None:
         close(interpret(elementwise, "power", [-3.0, -0.5], constant=exponent), np.array([-3.0, -0.5]) ** exponent)
 
 
+@pytest.mark.parametrize("exponent", (1, 2, 3, 4, 7))
+def test_integer_power(interpret: Interpret, exponent: int) -> None:
+    x = [-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 1.5, 20.0]
+    close(interpret(elementwise, "integer_power", x, constant=exponent), np.array(x) ** exponent, relative=6e-7)
+
+
+def test_sign(interpret: Interpret) -> None:
+    assert interpret(elementwise, "sign", [-INF, -1e-30, -0.0, 0.0, 1e-30, INF, -2.0, 2.0]).tolist() == [-1, -1, 0, 0, 1, 1, -1, 1]
+
+
 def test_quotient(interpret: Interpret) -> None:
     """0 over anything is 0, so that a gradient that no path carries is none; the rest is division."""
     found = interpret(elementwise, "quotient", [0.0, 0.0, -0.0, 0.0, 0.0, 6.0, 1.0, -INF], [0.0, NAN, INF, 5.0, -INF, -3.0, 0.0, 2.0])
@@ -190,7 +206,16 @@ def test_halves_of_blocks(interpret: Interpret, size: int) -> None:
     t, s = np.arange(C)[:, None], np.arange(C)[None, :]
     expected = (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
     assert np.array_equal(interpret(pairs, "across_middle", C, size).numpy(), expected)
-    assert interpret(upper_halves, C, size).tolist() == [1.0 if x % (2 * size) >= size else -1.0 for x in range(C)]
+
+
+@pytest.mark.parametrize("size", (1, 2, 8, 32))
+@pytest.mark.parametrize("upper_zero", (False, True))
+@pytest.mark.parametrize("lower_zero", (False, True))
+def test_sides_of_the_middle(interpret: Interpret, size: int, upper_zero: bool, lower_zero: bool) -> None:
+    block = np.repeat([-1.0, 1.0], size)
+    block[size] *= not upper_zero
+    block[size - 1] *= not lower_zero
+    assert np.array_equal(interpret(sides, 64, size, upper_zero, lower_zero).numpy(), np.tile(block, 32 // size))
 
 
 def test_the_levels_tile_the_lower_triangle(interpret: Interpret) -> None:
