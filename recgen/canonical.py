@@ -98,16 +98,24 @@ def _common(coefficients: Sequence[Expr]) -> Expr:
     sizes = {abs(n) for n, _ in split}
     common = sizes.pop() if len(sizes) == 1 else ONE
     powers = [_powers(rest) for _, rest in split]
-    shared = {f: min(p.get(f, 0) for p in powers) for f in powers[0]}
-    return common * Mul(*(Pow(f, n) for f, n in shared.items() if n > 0))
+    shared = {f: _nearest([p.get(f, ZERO) for p in powers]) for f in powers[0]}
+    return common * Mul(*(Pow(f, n) for f, n in shared.items()))
 
 
-def _powers(product: Expr) -> dict[Expr, int]:
-    out: dict[Expr, int] = {}
+def _nearest(exponents: Sequence[Expr]) -> Expr:
+    """The exponent that all share: of one sign, the one nearest to 0; of both, none."""
+    if all(n > 0 for n in exponents):
+        return min(exponents)
+    return max(exponents) if all(n < 0 for n in exponents) else ZERO
+
+
+def _powers(product: Expr) -> dict[Expr, Expr]:
+    """The exponent of each base; 1 / |k| and 1 / |k|^2 are powers of one."""
+    out: dict[Expr, Expr] = {}
     for f in Mul.make_args(product):
-        base, n = (f.base, int(f.exp)) if isinstance(f, Pow) and f.exp.is_Integer and f.exp > 0 else (f, 1)
+        base, n = (f.base, f.exp) if isinstance(f, Pow) and f.exp.is_Rational else (f, ONE)
         if base != 1:
-            out[base] = out.get(base, 0) + n
+            out[base] = out.get(base, ZERO) + n
     return out
 
 

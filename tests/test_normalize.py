@@ -573,3 +573,21 @@ S = S @ scalar(exp(g))
     (step,) = form.steps
     assert [(e.read_after, e.write_after) for e in step.events] == [(False, False), (False, False)]
     assert [(r.step, r.after_decay) for r in form.reads] == [(1, False)]
+
+
+def test_a_normalised_key_stays_normalised_where_it_reads_and_where_it_writes() -> None:
+    text = """k: key
+q: key
+v: value
+b: scalar
+
+k = l2norm(k)
+e = sigmoid(b) * (v - S @ k)
+S = S + e @ k.T
+o = S @ q
+"""
+    (step,) = normalize(parse(text, "normed.rec", "normed")).steps
+    (event,) = step.events
+    assert event.static == symbol("v")
+    assert event.read is not None
+    assert event.read**2 * sigmoid(symbol("b")) ** 2 == event.write**2

@@ -124,6 +124,10 @@ def check_kernel_dtypes(op: str, table: tuple[Argument, ...], shape: Shape) -> N
             raise TypeError(
                 f"{op}: {argument.name} must be float32, float16 or bfloat16 on {shape.device.type}, got {dtype}"
             )
+        if INTERPRETED and dtype == torch.bfloat16:
+            raise TypeError(
+                f"{op}: {argument.name} must be float32 or float16 under TRITON_INTERPRET, whose bfloat16 arithmetic is wrong, got {dtype}"
+            )
     operands = [(a.name, dtype) for a, dtype in zip(table, shape.dtypes, strict=True) if a.operand]
     for name, dtype in operands:
         if dtype != operands[0][1]:
