@@ -63,6 +63,7 @@ SHIPPED = (
     *(Configuration(target, "bf16", 128, 128) for target in TARGETS),
     *(Configuration("sm_90", dtype, 128, 128) for dtype in ("fp16", "fp32")),
     *(Configuration("sm_90", dtype, size, size) for dtype in ("bf16", "fp32") for size in (64, 256)),
+    *(Configuration("sm_90", "bf16", *sizes) for sizes in ((128, 64), (64, 128))),
     *(Configuration("sm_90", dtype, 24, 40) for dtype in ("fp16", "fp32")),
 )
 

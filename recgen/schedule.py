@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import networkx as nx
-from networkx.algorithms.flow import boykov_kolmogorov
 
 from .cost import Sizes, seconds
 from .errors import VerifyError
@@ -160,7 +159,7 @@ class _Planner:
                     graph.add_edge(made, (arg.index, "maker"))
         for target in targets:
             graph.add_edge((target.index, "here"), "sink")
-        _, (before, _) = nx.minimum_cut(graph, "source", "sink", flow_func=boykov_kolmogorov)
+        _, (before, _) = nx.minimum_cut(graph, "source", "sink")
         return tuple(
             n
             for n in nodes

@@ -213,7 +213,7 @@ def test_kernels_compile_and_fit(name: str, configuration: Configuration) -> Non
     assert_fit(name, configuration)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "configuration"), REST, ids=lambda x: str(x).replace(" ", "-"))
 def test_every_shipped_kernel_compiles_and_fits(name: str, configuration: Configuration) -> None:
     """What is left of the whole table, which `python -m recgen.aot` prints."""
