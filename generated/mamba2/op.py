@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from . import kernels
 from .launch import (
     CACHED,
     INTERPRETED,
@@ -170,6 +169,8 @@ def _configure(kernel, shape, absent, on):
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
     }
+    from . import kernels  # here, so that importing the package does not read the source of every kernel
+
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
 
 
@@ -364,6 +365,8 @@ class _Recurrent(torch.autograd.Function):
             dense(D),
         )
         initial_state = None if initial_state is None else dense(initial_state)
+        from . import kernels
+
         launch, P = _configure_recurrent(
             kernels.recurrent_forward_kernel, shape, initial_state is None, output_final_state, keep
         )
@@ -386,6 +389,8 @@ class _Recurrent(torch.autograd.Function):
         device = v.device
         do = torch.zeros((B, T, H, V), dtype=v.dtype, device=device) if do is None else dense(do)
         d_final_state = None if d_final_state is None else dense(d_final_state)
+        from . import kernels
+
         launch, P = _configure_recurrent(
             kernels.recurrent_backward_kernel, shape, initial_state is None, d_final_state is None
         )
