@@ -131,7 +131,8 @@ def test_a_retention_of_zero_forgets_everything() -> None:
 
 def test_names_of_a_spec_do_not_meet_those_of_the_function() -> None:
     text = (
-        "size: key\nx: key[unit_norm]\noutputs: value\nseen: key[log_decay]\npiece: scalar[unit]\nread: head\nrows: head[key]\ndecay: scalar\n\n"
+        "size: key\nx: key[unit_norm]\noutputs: value\nseen: key[log_decay]\npiece: scalar[unit]\nread: head\nrows: head[key]\n"
+        "decay: scalar\n\n"
         "S = S @ diag(exp(seen))\nS = S + piece * (outputs - S @ x) @ x.T\no = read * (S @ (rows * size)) + decay * outputs\n"
     )
     compare("names", draw(ops("names", text)[2], 1, 70, H, K, V, seed=1, dtype=torch.float64), torch.float64, 1e-12, text)
