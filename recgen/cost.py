@@ -17,8 +17,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Pull,
     Rows,
     Scatter,
+    Score,
     Segment,
     Side,
     Sum,
@@ -53,7 +55,7 @@ class Sizes:
 
 
 def flops(node: Node, sizes: Sizes) -> int:
-    """Multiply-adds counted twice, of matrix products alone; the inverse as its block merges."""
+    """Multiply-adds counted twice, of matrix products alone; the inverse as its block merges, a score per channel as one product."""
     match node.op:
         case Dot(spec=spec):
             left, right, _ = split_spec(spec)
@@ -64,6 +66,8 @@ def flops(node: Node, sizes: Sizes) -> int:
             return total
         case Inverse():
             return 4 * sizes.t**3
+        case Score() | Pull(gate=False):
+            return 2 * sizes.t * sizes.t * sizes.k
         case _:
             return 0
 
@@ -85,6 +89,9 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
             return 4 * count / (4 * hardware.bandwidth)  # out of the cache
         case Segment() | Scatter():
             return 8 * count / hardware.lanes + exchange
+        case Score() | Pull():
+            exponentials = 2 * sizes.t * sizes.k / hardware.special
+            return flops(node, sizes) / (hardware.matmul * hardware.chained) + exponentials + exchange
         case Decay():
             return count / hardware.special + 3 * count / hardware.lanes
         case Sum(axis=axis):

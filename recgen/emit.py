@@ -11,7 +11,7 @@ from sympy import pycode
 
 from . import inlined
 from .chunk import ChunkForm
-from .emit_chunk import KernelText, kernel_text, launch_text
+from .emit_chunk import KernelText, kernel_texts, launch_text
 from .emit_recurrent import RecurrentText, recurrent_text
 from .emit_torch import torch_text
 from .normalize import NormalForm
@@ -40,7 +40,7 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
         loader=FileSystemLoader(str(folder("templates"))), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     recurrent = recurrent_text(normal)
-    chunked = [] if plan is None else [kernel_text(k, plan, normal.name) for k in (*plan.forward, *plan.backward)]
+    chunked = [] if plan is None else [t for k in (*plan.forward, *plan.backward) for t in kernel_texts(k, plan, normal.name)]
     kernels = [*chunked, *recurrent.kernels]
     arguments = tuple(
         Argument(i.name, "".join(i.axes), plan is not None and i.name in plan.operands(), i.domain.kind, i.domain.low, i.domain.high)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .graph import Dot, Mask, Node, Rows, topological
-from .lower import Loop, Lowered, lower
+from .graph import Dot, Pull, Rows, Score
+from .levels import Falls, expand, falls
+from .lower import ROW, Loop, Lowered, lower
 from .normalize import NormalForm
 from .schedule import Buffer, Kernel, Schedule
 
 INDENT = "    "
+CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "STAGES")  # of a kernel, as far as it uses them
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +27,42 @@ class KernelText:
     extras: tuple[str, ...] = ()  # arguments behind the tensors: those that rows are read from, and constants of the spec
 
 
-def function_name(kernel: Kernel) -> str:
-    return f"chunk_{kernel.name}_kernel"
+def variants(kernel: Kernel) -> list[tuple[str, Falls | None]]:
+    """The launches of a kernel: one, or one for each kind of chunk."""
+    return [(f"{kernel.name}_steep" if kind == "steep" else kernel.name, kind) for kind in falls(kernel)]
 
 
-def kernel_text(kernel: Kernel, plan: Schedule, name: str) -> KernelText:
-    """The function of one kernel: indices, masks, the state that enters, the statements, the state that leaves."""
-    lowered = lower(kernel, plan.tile.graph.names, f"{name}.rec")
-    body = _parallel(lowered) if kernel.walk == "parallel" else _scan(lowered)
-    lines = (*_indices(kernel, body), *body)
-    extras = (*lowered.rows_of, *lowered.constants)
-    return KernelText(function_name(kernel), _doc(kernel), tuple(_parameters(kernel, lowered, "\n".join(lines))), lines, extras)
+def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
+    """The functions of one kernel: indices, masks, the state that enters, the statements, the state that leaves."""
+    texts = []
+    for label, kind in variants(kernel):
+        lowered = lower(expand(kernel, plan.tile.graph, kind), plan.tile.graph.names, f"{name}.rec")
+        body = (*_returns(kernel, kind), *(_parallel(lowered) if kernel.walk == "parallel" else _scan(lowered)))
+        lines = (*_indices(kernel, body), *body)
+        extras = (*lowered.rows_of, *lowered.constants)
+        parameters = tuple(_parameters(kernel, lowered, "\n".join(lines)))
+        texts.append(KernelText(f"chunk_{label}_kernel", _doc(kernel, kind), parameters, lines, extras))
+    return texts
 
 
-def _doc(kernel: Kernel) -> str:
+def _returns(kernel: Kernel, kind: Falls | None) -> list[str]:
+    """A kernel for one kind of chunk has nothing to do at another."""
+    if kind is None:
+        return []
+    (sums,) = {n.args[-1] for n in kernel.computed() if isinstance(n.op, Score | Pull)}
+    (rows,) = [b.name for b in kernel.loads if b.node is sums]
+    steep = f"is_steep({rows}_rows + i_c * C * {ROW}, {ROW}, C, K, SPAN)"
+    return [f"if {'not ' if kind == 'steep' else ''}{steep}:", f"{INDENT}return"]
+
+
+def _doc(kernel: Kernel, kind: Falls | None) -> str:
     walks = {
         "parallel": "One program a chunk and head",
         "forward": "One program a head and tile of value channels, first chunk to last",
         "backward": "One program a head and tile of value channels, last chunk to first",
     }
-    return f"{kernel.doc[0].upper()}{kernel.doc[1:]}. {walks[kernel.walk]}."
+    chunks = {None: "", "even": ", where its decay is even", "steep": ", where its decay is steep"}[kind]
+    return f"{kernel.doc[0].upper()}{kernel.doc[1:]}. {walks[kernel.walk]}{chunks}."
 
 
 def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
@@ -56,10 +74,7 @@ def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
 def _parameters(kernel: Kernel, lowered: Lowered, text: str) -> list[str]:
     names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of)]
     sizes = ["T", "N"]
-    constants = [
-        f"{c}: tl.constexpr" for c in ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "STAGES") if re.search(rf"\b{c}\b", text)
-    ]
-    return [*names, *lowered.constants, *sizes, *constants]
+    return [*names, *lowered.constants, *sizes, *(f"{c}: tl.constexpr" for c in CONSTANTS if re.search(rf"\b{c}\b", text))]
 
 
 def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
@@ -144,22 +159,16 @@ class LaunchText:
 def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText]) -> LaunchText:
     """Allocations and launches in order; `texts` are the kernels, forward then backward."""
     extras = {text.name: text.extras for text in texts}
-    made: set[str] = set()
-    forward: list[str] = []
-    for kernel in plan.forward:
-        forward += _launch(kernel, extras[function_name(kernel)], made, {b.name for b in plan.saved})
-    backward: list[str] = []
-    made |= {b.name for b in plan.saved}
-    made_backward = {b.name for b in plan.saved}
-    for kernel in plan.backward:
-        backward += _launch(kernel, extras[function_name(kernel)], made_backward, set())
-    kernels = (*plan.forward, *plan.backward)
+    saved = {b.name for b in plan.saved}
+    forward = _launches(plan.forward, extras, set(), saved)
+    backward = _launches(plan.backward, extras, set(saved), set())
+    kernels = [(label, expand(k, plan.tile.graph, kind), kind) for k in (*plan.forward, *plan.backward) for label, kind in variants(k)]
     return LaunchText(
         tuple(forward),
         tuple(backward),
         tuple(b.name for b in plan.saved),
-        tuple(_tiles(k) for k in kernels),
-        tuple(function_name(k) for k in kernels),
+        tuple(_tiles(label, kernel, kind) for label, kernel, kind in kernels),
+        tuple(f"chunk_{label}_kernel" for label, _, _ in kernels),
         "tl.float16" if _bounded(normal) else "tl.float32",
         tuple(_gradient(name, node_axes, normal) for name, node_axes in ((n, node.axes) for n, node in plan.tile.d_inputs)),
     )
@@ -228,23 +237,27 @@ def _pass(buffer: Buffer) -> str:
     return f"tiles({name}, C, {block[axes[1]]})"
 
 
-def _launch(kernel: Kernel, extras: tuple[str, ...], made: set[str], saved: set[str]) -> list[str]:
-    """Allocations and launch. What is alike and lives equally long is allocated together. Which of the states are None is part of what the
+def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], made: set[str], saved: set[str]) -> list[str]:
+    """Allocations and launches. What is alike and lives equally long is allocated together. Which of the states are None is part of what a
     kernel is specialised on."""
-    groups: dict[object, list[Buffer]] = {}
-    for b in (b for b in kernel.stores if b.name not in made):
-        axes = b.node.axes
-        alike = b.layout == "chunk" and axes[:1] == ("t",)
-        groups.setdefault((axes, b.operand, b.name in saved) if alike else b.name, []).append(b)
-    made |= {b.name for b in kernel.stores}
-    lines = [_allocate(*group) for group in groups.values()]
-    states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
-    arguments = [*(_pass(b) for b in pointers(kernel)), *extras]
-    key = ", ".join((f'"{kernel.name}"', "shape", *states))
-    return [*lines, f"at = configure({key})", f"at({', '.join(arguments)})"]
+    lines: list[str] = []
+    for kernel in kernels:
+        groups: dict[object, list[Buffer]] = {}
+        for b in (b for b in kernel.stores if b.name not in made):
+            axes = b.node.axes
+            alike = b.layout == "chunk" and axes[:1] == ("t",)
+            groups.setdefault((axes, b.operand, b.name in saved) if alike else b.name, []).append(b)
+        made |= {b.name for b in kernel.stores}
+        lines += [_allocate(*group) for group in groups.values()]
+        states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
+        for label, _ in variants(kernel):
+            arguments = [*(_pass(b) for b in pointers(kernel)), *extras[f"chunk_{label}_kernel"]]
+            key = ", ".join((f'"{label}"', "shape", *states))
+            lines += [f"at = configure({key})", f"at({', '.join(arguments)})"]
+    return lines
 
 
-def _tiles(kernel: Kernel) -> str:
+def _tiles(label: str, kernel: Kernel, kind: Falls | None) -> str:
     """How many tiles of each shape an iteration of the kernel's loop loads, and what it is: the facts that block sizes follow from.
     A tile in fp32 counts twice."""
     counts = {"tk": 0, "tv": 0, "ts": 0, "vk": 0}
@@ -252,13 +265,7 @@ def _tiles(kernel: Kernel) -> str:
         key = "".join(buffer.node.axes)
         if key in counts:
             counts[key] += 1 if buffer.operand else 2
-    inside = _inside(kernel)
+    inside = kernel.computed()
     counts["tk"] += 2 * sum(isinstance(n.op, Rows) and n.op.kind == "middle" for n in inside)
     dots = sum(isinstance(n.op, Dot) for n in inside)
-    levels = any(isinstance(n.op, Mask) and n.op.kind == "level" for n in inside)
-    return f'"{kernel.name}": Facts("{kernel.walk}", {counts["tk"]}, {counts["tv"]}, {counts["ts"]}, {counts["vk"]}, {dots}, {levels})'
-
-
-def _inside(kernel: Kernel) -> list[Node]:
-    have = {b.node.index for b in kernel.loads}
-    return [n for n in topological((b.node for b in kernel.stores), stop=lambda n: n.index in have) if n.index not in have]
+    return f'"{label}": Facts("{kernel.walk}", {counts["tk"]}, {counts["tv"]}, {counts["ts"]}, {counts["vk"]}, {dots}, {kind is not None})'

@@ -13,23 +13,9 @@ from dataclasses import dataclass
 
 from . import inlined
 from .graph import Axis
-from .lower_torch import AFTER, CHUNK, LEVEL, LOOP, REST, TILE, TOKEN, TorchLowering
+from .lower_torch import AFTER, CHUNK, LOOP, TILE, TOKEN, TorchLowering
 from .tile import TileGraph
 
-HELPERS = (
-    "_tiles",
-    "_tokens",
-    "_segment_sum",
-    "_upper",
-    "_lower",
-    "_middle",
-    "_across",
-    "_inverse",
-    "_log",
-    "_finite",
-    "_resets",
-    "_decay",
-)
 INDENT = "    "
 TOKENS = 4096  # tokens of all heads that are worked on together
 KEY_CHUNK = 32  # tokens a chunk with a decay per channel: a size less is cheaper than fewer chunks
@@ -56,9 +42,8 @@ class _Function(TorchLowering):
         """Values on demand from the output and the next state, then everything in its place."""
         form = self.tile.form.normal
         self.taken |= {i.name for i in form.inputs} | {"B", "T", "H", "K", "V", "S", "o", "F", "torch", "initial_state"}
-        names = {name: self.fresh(name) for name in ("N", "C", "size", "dtype", "device", "o_dtype", "piece", "outputs")}
+        names = {name: self.fresh(name) for name in ("N", "C", "dtype", "device", "o_dtype", "piece", "outputs")}
         self.place()
-        self.find_scores()
         state = self.bind(self.value(self.tile.state, LOOP), 0)
         output = self.bind(self.value(self.tile.output, AFTER), 0)
         self.ends = (state, output)
@@ -72,8 +57,10 @@ class _Function(TorchLowering):
             return names[match.group(1)]
 
         body, split = ([re.sub(r"\$(\w+)", local, line) for line in part] for part in (lines, split))
-        used = {h for h in HELPERS if any(f"{h}(" in line for line in body)}
-        sources = tuple(inlined.functions("torch_primitives")[h] for h in HELPERS if h in used)
+        functions = inlined.functions("torch_primitives")
+        used = {h for h in functions if any(f"{h}(" in line for line in body)}
+        used |= {h for h in functions for u in used if f"{h}(" in functions[u]}
+        sources = tuple(source for h, source in functions.items() if h in used)
         tensors = tuple(i.name for i in form.inputs if i.axes is not None)
         consts = tuple(i.name for i in form.inputs if i.axes is None)
         return TorchText(form.name, tensors, consts, self.size, tuple(split), tuple(body), sources)
@@ -120,13 +107,7 @@ class _Function(TorchLowering):
         """What does not depend on the state. Inputs are cut into chunks last, under their own names."""
         cut = self._lines(TILE)
         loads = [line for line in cut if re.match(r"(\w+) = _tiles\(\1,", line)]
-        lines = [*self._lines(TOKEN), *(line for line in cut if line not in loads), *loads, *self._lines(CHUNK)]
-        lines += [f"{name} = {self.resolve(first)}  # [B, H, N, C, C]" for name, first, _ in self.blocks]
-        if self.blocks:
-            sizes = ", ".join(str(1 << i) for i in range(self.size.bit_length() - 1))
-            lines += [f"for $size in ({sizes}):", *(INDENT + line for line in self._lines(LEVEL))]
-            lines += [f"{INDENT}_across({name}, $size).copy_({self.resolve(block)})" for name, _, block in self.blocks]
-        return [*lines, *self._lines(REST)]
+        return [*self._lines(TOKEN), *(line for line in cut if line not in loads), *loads, *self._lines(CHUNK)]
 
     def _loop(self, state: str) -> list[str]:
         """The state, from chunk to chunk."""

@@ -66,22 +66,19 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """For each token, the row of x at another token: the last of its block's lower half (middle), or of the chunk (last: no t axis is
-    left).
+    """The row of x at another token: for each token the last of its block's lower half (middle), or one for all, without a t axis: the last
+    of the chunk's first half (half), the last of the chunk (last).
 
     x has to be in memory: rows are read there.
     """
 
-    kind: Literal["middle", "last"]
+    kind: Literal["middle", "half", "last"]
     size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """The adjoint of Rows: every token's row is added to the row that it was read from."""
-
-    kind: Literal["middle", "last"]
-    size: int = 0
+    """A row as the chunk's last, zeros above it: the adjoint of Rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +93,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Keeps entries (t, s) with s < t (strict), s <= t (causal), or t in the upper and s in the lower half of one 2*size block (level)."""
+    """Keeps entries (t, s) with s < t (strict), s <= t (causal), s < t - 1 (gapped), or t in the upper and s in the lower half of one
+    2*size block (level)."""
 
-    kind: Literal["strict", "causal", "level"]
+    kind: Literal["strict", "causal", "gapped", "level"]
     size: int = 0
 
 
@@ -113,6 +111,33 @@ class Decay:
     resets."""
 
     strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """a_t . exp(read_t - write_s) kappa_s at the pairs s < t, with a decay of its own in every key channel.
+
+    Arguments: a, kappa, the cumulative log decay where a reads and where kappa is written, and that at the end of each token. A kernel
+    computes it as matrix products around rows of the last; how many depends on how steeply the decay falls (levels.py).
+    touching: no decay lies between a token and the next, for a reader before its own and a writer after.
+    """
+
+    touching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """What the cotangent c of a Score gives back, [t, k]: to a (read), sum_s c_ts exp(read_t - write_s) kappa_s; to kappa (write) likewise.
+
+    gate: times the reader's or the writer's own row, which is the gradient of `read`, or of `write` but for its sign. Then every pair
+    stands in both with one value, bit by bit: what they give each other leaves nothing in a cumulative sum over both.
+    touching: pairs of neighbours, which no decay lies between, do not count. Arguments: c, the rows (kappa; a; with gate both), and the
+    three log decays of the Score.
+    """
+
+    side: Literal["read", "write"]
+    gate: bool
+    touching: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +177,8 @@ Op = (
     | Mask
     | Valid
     | Decay
+    | Score
+    | Pull
     | Diagonal
     | TakeDiagonal
     | Inverse
@@ -331,6 +358,11 @@ class Graph:
                 if turned is not None:
                     return turned
                 continue
+            if isinstance(factor.op, Score):
+                c = self.expand(self.mul(*others), factor.axes)
+                if axis == "s":
+                    return self.sum(self.mul(factor.args[0], self.pull("read", factor, c)), "k")
+                return self.along(self.sum(self.mul(factor.args[1], self.pull("write", factor, c)), "k"))
             if not isinstance(factor.op, Dot) or factor.op.solve or "k" in factor.axes:
                 continue
             if axis != "v" and not any("k" in a.axes for a in factor.args):
@@ -361,21 +393,21 @@ class Graph:
             return self.const(0.0) if exclusive else x
         return self.make(Segment(size, reverse, exclusive), (x,), x.axes)
 
-    def rows(self, x: Node, kind: Literal["middle", "last"], size: int = 0) -> Node:
+    def rows(self, x: Node, kind: Literal["middle", "half", "last"], size: int = 0) -> Node:
         return self.make(Rows(kind, size), (x,), x.axes if kind == "middle" else tuple(a for a in x.axes if a != "t"))
 
-    def scatter(self, x: Node, kind: Literal["middle", "last"], size: int = 0) -> Node:
-        return self.make(Scatter(kind, size), (x,), x.axes if kind == "middle" else order_axes(("t", *x.axes)))
+    def scatter(self, x: Node) -> Node:
+        return self.make(Scatter(), (x,), order_axes(("t", *x.axes)))
 
     def side(self, size: int, *, upper_zero: bool, lower_zero: bool) -> Node:
         return self.make(Side(size, upper_zero, lower_zero), (), ("t",))
 
-    def mask(self, x: Node, kind: Literal["strict", "causal", "level"], size: int = 0) -> Node:
-        if (isinstance(x.op, Mask) and x.op == Mask(kind, size)) or is_number(x, 0.0):
+    def mask(self, x: Node, kind: Literal["strict", "causal", "gapped", "level"], size: int = 0) -> Node:
+        if x.op == Mask(kind, size) or is_number(x, 0.0) or (isinstance(x.op, Score) and kind in ("strict", "causal")):
             return x
-        if kind == "level" and isinstance(x.op, Mask) and x.op.kind != "level":
+        if kind == "level" and isinstance(x.op, Mask) and x.op.kind in ("strict", "causal"):
             return self.mask(x.args[0], kind, size)  # a level is part of what stands below the diagonal
-        if kind != "level" and isinstance(x.op, Mask) and x.op.kind == "level":
+        if kind in ("strict", "causal") and isinstance(x.op, Mask) and x.op.kind == "level":
             return x
         core, scales = self.split_scales(x) if kind == "level" else (x, [])
         if scales:  # one masked tile serves however it is scaled
@@ -389,6 +421,25 @@ class Graph:
         apart = strict and read != write  # at s = t the exponent is positive then; otherwise it is 0, and one matrix serves both masks
         weight = self.make(Decay(apart), (*read, *write), ("t", "s"))
         return self.mask(weight, "strict") if strict and not apart else weight
+
+    def score(self, a: Node, kappa: Node, read: Node, write: Node, sums: Node) -> Node:
+        before, after = (isinstance(x.op, Segment) and x.op.exclusive for x in (read, write))
+        return self.make(Score(before and not after), (a, kappa, read, write, sums), ("t", "s"))
+
+    def pull(self, side: Literal["read", "write"], score: Node, c: Node, *, gate: bool = False) -> Node:
+        """What the cotangent c of a Score gives back. A scale of c over t goes to the reader's rows and one over s to the writer's, and
+        comes out where those are what is asked for: both sides then share one c as it is in memory."""
+        assert isinstance(score.op, Score)
+        a, kappa, *decays = score.args
+        core, scales = self.split_scales(c)
+        if isinstance(core.op, Mask) and core.op.kind in ("strict", "causal"):
+            core = core.args[0]
+        numbers = [f for f in scales if not f.axes]
+        over_t, over_s = [f for f in scales if f.axes == ("t",)], [self.along(f) for f in scales if f.axes == ("s",)]
+        a, kappa = self.mul(*over_t, a), self.mul(*over_s, kappa)
+        rows = (a, kappa) if gate else ((kappa,) if side == "read" else (a,))
+        own = [] if gate else (over_t if side == "read" else over_s)
+        return self.mul(*numbers, *own, self.make(Pull(side, gate, gate and score.op.touching), (core, *rows, *decays), ("t", "k")))
 
     def diagonal(self, x: Node) -> Node:
         return self.make(Diagonal(), (x,), ("t", "s"))
@@ -499,7 +550,7 @@ def _has_product(node: Node) -> bool:
     match node.op:
         case Dot(solve=solve):
             return not solve
-        case Diagonal():
+        case Diagonal() | Score():
             return True
         case Map(fn="add") | Mask():
             return any(_has_product(f) for a in node.args for f in product_factors(a))

@@ -29,8 +29,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Pull,
     Rows,
     Scatter,
+    Score,
     Segment,
     Side,
     Sum,
@@ -44,6 +46,7 @@ from .graph import (
 from .schedule import Buffer, Kernel, varies
 
 EXTENT = {"t": "C", "s": "C", "k": "BK", "v": "BV"}
+ROW = "((K + 3) // 4 * 4)"  # elements from row to row of a tile in fp32 that is read row by row: padded to 16 bytes
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Lowering:
     ranks: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, frozenset[int]] = field(default_factory=dict)
     rows_of: set[str] = field(default_factory=set)
+    loaded_rows: dict[tuple[str, int], str] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)  # how often a value is used in this kernel
     at: int = 0  # the loop body that asks: a key tile is computed where it is used
 
@@ -252,6 +256,8 @@ class Lowering:
     def number(self, node: Node, order: Axes) -> str:
         """The value in fp32, for elementwise use."""
         buffer = self.loaded(node)
+        if _is_rounded(node):
+            return self.cast(node, order, self.operand(node, order))
         value = self.value(node, order)
         if buffer is not None and len(node.axes) == 2:
             return self.cast(node, order, value)
@@ -272,9 +278,11 @@ class Lowering:
         if key not in self.memo:
             begin = len(self.statements)
             natural = self.order(node)
+            if _is_rounded(node):
+                return self.operand(node.args[0], order)
             if order != natural and self._products(node) == 0:
                 self.memo[key] = self.emit(node, f"tl.trans({self.operand(node, natural)})", self.where(node), plain=True, axes=order)
-            elif self._is_level(node) and not self._reduces_keys(node):
+            elif isinstance(node.op, Mask) and not self._reduces_keys(node) and self._products(node) == 0:
                 inner = self.operand(node.args[0], order)
                 self.memo[key] = self.emit(node, self._masked(node, order, inner), self.where(node), plain=True, axes=order)
             elif self._is_guarded(node, order):
@@ -365,7 +373,7 @@ class Lowering:
         return isinstance(node.op, Mask) and node.op.kind == "level"
 
     def _reduces_keys(self, node: Node) -> bool:
-        """Whether the value is a sum over key tiles: a reduction, or sums, level masks and diagonals of such."""
+        """Whether the value is a sum over key tiles: a reduction, or sums and level masks of such."""
         if "k" in node.axes or self._from_memory(node):
             return False
         match node.op:
@@ -375,7 +383,7 @@ class Lowering:
                 first, second = node.args
                 both = self._reduces_keys(first) and self._reduces_keys(second)
                 return both and self.levels[first.index] == self.levels[second.index]
-            case Mask(kind="level") | Diagonal():
+            case Mask(kind="level"):
                 return self._reduces_keys(node.args[0])
             case _:
                 return False
@@ -401,10 +409,8 @@ class Lowering:
     def _share(self, node: Node, order: Axes, body: int) -> str:
         """The share of one key tile, inside the loop's body."""
         match node.op:
-            case Mask() | Diagonal():
-                inner = node.args[0]
-                inner_order = order if isinstance(node.op, Mask) else ("t",)
-                return self._masked(node, order, self._share(inner, inner_order, body))
+            case Mask():
+                return self._masked(node, order, self._share(node.args[0], order, body))
             case Dot():
                 return self._dot(node, order, None)
             case Sum(axis=axis):
@@ -473,6 +479,8 @@ class Lowering:
                 return self.emit(node, self._dot(node, order, None), scope, plain=False, axes=order)
             case Load():
                 raise ValueError(f"{node.op.name} is not loaded by {self.kernel.name}")
+            case Score() | Pull():
+                raise ValueError(f"{node.op} stands for matrix products: levels.py")
             case _:
                 assert_never(node.op)
 
@@ -488,15 +496,23 @@ class Lowering:
             }
             end, place = places.get(False), places.get(not op.exclusive)
             if end is not None and place is not None:
-                start, stride = self.rows(end)
-                last = f"tl.load({start}(i_c * C + C - 1) * {stride} + o_k, mask=o_k < K, other=0.0)"
+                last = self.row(end, "C - 1", node)
                 return f"tl.minimum({last}[None, :] - {self.number(place.node, node.axes)}, 0.0)"
         return f"chunk_sum({self.number(node.args[0], node.axes)}, {op.reverse}, {op.exclusive})"
 
     def rows(self, buffer: Buffer) -> tuple[str, str]:
         """Where single rows of a tile in memory are read: base and row stride."""
         self.rows_of.add(buffer.name)
-        return f"{buffer.name}_rows + ", "((K + 3) // 4 * 4)"
+        return f"{buffer.name}_rows + ", ROW
+
+    def row(self, buffer: Buffer, row: str, node: Node) -> str:
+        """One row of a tile in memory, [BK]; loaded once."""
+        scope = self.where(node)
+        start, stride = self.rows(buffer)
+        text = f"tl.load({start}(i_c * C + {row}) * {stride} + o_k, mask=o_k < K, other=0.0)"
+        if (text, scope) not in self.loaded_rows:
+            self.loaded_rows[text, scope] = self.emit(node, text, scope, plain=False, name=f"b_{buffer.name}_row", axes=("k",))
+        return self.loaded_rows[text, scope]
 
     def _rows(self, node: Node, order: Axes, scope: int) -> str:
         """Rows are read from memory, where the tile lies with its width padded to 16 bytes."""
@@ -507,19 +523,15 @@ class Lowering:
                 buffer = self.loaded(node.args[0])
                 assert buffer is not None and buffer.layout == "chunk"
                 start, stride = self.rows(buffer)
-                if kind == "last":
-                    text = f"tl.load({start}(i_c * C + C - 1) * {stride} + o_k, mask=o_k < K, other=0.0)"
-                else:
-                    row = f"(i_c * C + o_t // {2 * size} * {2 * size} + {size - 1})[:, None]"
-                    text = f"tl.load({start}{row} * {stride} + o_k[None, :], mask=o_k[None, :] < K, other=0.0)"
+                if kind != "middle":
+                    return self.row(buffer, "C - 1" if kind == "last" else "C // 2 - 1", node)
+                row = f"(i_c * C + o_t // {2 * size} * {2 * size} + {size - 1})[:, None]"
+                text = f"tl.load({start}{row} * {stride} + o_k[None, :], mask=o_k[None, :] < K, other=0.0)"
                 natural = self.emit(node, text, scope, plain=False, axes=node.axes)
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
-            case Scatter(kind=kind, size=size):
+            case Scatter():
                 value = self.number(node.args[0], node.args[0].axes)
-                if kind == "last":
-                    text = f"tl.where(o_t[:, None] == C - 1, {value}[None, :], 0.0)"
-                    return self.emit(node, text, scope, plain=True, axes=node.axes)
-                return self.emit(node, f"sum_to_middle({value}, {size})", scope, plain=False, axes=node.axes)
+                return self.emit(node, f"tl.where(o_t[:, None] == C - 1, {value}[None, :], 0.0)", scope, plain=True, axes=node.axes)
             case _:
                 raise ValueError(str(node.op))
 
@@ -656,6 +668,10 @@ def _terms(node: Node) -> list[Node]:
     return [node]
 
 
+def _is_rounded(node: Node) -> bool:
+    return isinstance(node.op, Map) and node.op.fn == "round"
+
+
 def _is_negative(node: Node) -> bool:
     return isinstance(node.op, Map) and node.op.fn == "mul" and is_number(node.args[0], -1.0)
 
@@ -678,6 +694,8 @@ def _seen(kind: str, size: int, order: Axes) -> str:
             return f"({t} > {s})"
         case "causal":
             return f"({t} >= {s})"
+        case "gapped":
+            return f"({t} > {s} + 1)"
         case _:
             return f"(level_of({t}, {s}) == {size})"
 

@@ -1,8 +1,7 @@
 """lower_torch: the forward nodes of a tile graph become statements in the words of torch. Part of emit; the sibling of lower.py.
 
-A statement is made when its value is asked for, in the place where it is computed: for each token, for all chunks at once, inside one size
-of a score, in the loop over the chunks, or after it. Per-channel scores are halves of halves: the graph has one masked product for each
-size, here it is one for all sizes, over the rows that the mask keeps.
+A statement is made when its value is asked for, in the place where it is computed: for each token, for all chunks at once, in the loop
+over the chunks, or after it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Pull,
     Rows,
     Scatter,
+    Score,
     Segment,
     Side,
     Sum,
@@ -38,8 +39,8 @@ from .graph import (
 )
 from .tile import TileGraph
 
-NUMBER, TOKEN, TILE, CHUNK, LEVEL, REST, LOOP, AFTER = range(8)  # where a value is computed, in order
-LEAD = {TOKEN: ("B", "T", "H"), LOOP: ("B", "H"), LEVEL: ("B", "H", "N", "C / (2 size)")}
+NUMBER, TOKEN, TILE, CHUNK, LOOP, AFTER = range(6)  # where a value is computed, in order
+LEAD = {TOKEN: ("B", "T", "H"), LOOP: ("B", "H")}
 CHUNKS = ("B", "H", "N")
 EXTENT = {"t": "C", "s": "C", "k": "K", "v": "V"}
 _REFERENCE = re.compile(r"§(\d+):(\d+)§")
@@ -64,7 +65,6 @@ class TorchLowering:
     tile: TileGraph
     size: int
     scopes: dict[int, int] = field(default_factory=dict)
-    leveled: set[int] = field(default_factory=set)
     loop: set[int] = field(default_factory=set)
     uses: dict[int, int] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
@@ -73,8 +73,6 @@ class TorchLowering:
     taken: set[str] = field(default_factory=set)
     carried: dict[int, tuple[str, str]] = field(default_factory=dict)  # chunk value -> its slice in the loop
     collected: dict[int, tuple[str, str]] = field(default_factory=dict)  # loop value -> list that keeps it
-    scores: dict[int, list[Node]] = field(default_factory=dict)  # sum of masked products -> its terms
-    blocks: list[tuple[str, str, str]] = field(default_factory=list)  # a score's name, its diagonal, its block across the middle
     ends: tuple[str, str] = ("", "")  # the next state, the output
     users: dict[int, list[int]] | None = None
 
@@ -85,10 +83,6 @@ class TorchLowering:
         tile, nodes = self.tile, topological([self.tile.output, self.tile.state])
         for node in nodes:
             self.scopes[node.index] = self._scope(node)
-            if _of_level(node, tile.chunk) or any(a.index in self.leveled for a in node.args):
-                self.leveled.add(node.index)
-            if isinstance(node.op, Mask) and node.op.kind == "level":
-                self.leveled.discard(node.index)
             for arg in node.args:
                 self.uses[arg.index] = self.uses.get(arg.index, 0) + 1
         early = {tile.output.index, tile.state.index}  # what a value of one token still has to be there for
@@ -109,8 +103,6 @@ class TorchLowering:
         match node.op:
             case Const():
                 return NUMBER
-            case Side():
-                return CHUNK
             case Load(role=role):
                 return TOKEN if role == "input" else AFTER
             case Map() | Valid():
@@ -119,26 +111,21 @@ class TorchLowering:
                 return max(inner, TOKEN)
             case Sum(axis="k" | "v"):
                 return max(inner, TOKEN)
-            case Mask(kind="level"):
-                return REST
             case _:
                 return max(inner, CHUNK)
 
     # ---- statements
 
-    def emit(self, node: Node, text: str, binds: int, scope: int, *, plain: bool, name: str = "", rows: str = "") -> str:
+    def emit(self, node: Node, text: str, binds: int, scope: int, *, plain: bool, name: str = "") -> str:
         """A reference to the value of `text`, whose outermost operator binds as strongly as `binds`."""
         if (scope, text) in self.texts:
             return self.texts[scope, text]
         label = name or self.tile.graph.names.get(node.index, "")
-        if scope == LEVEL:
-            label = label.removesuffix(f"_{self.size // 2}")
         label = self.fresh(label) if label else f"$x{len(self.statements)}"
         lead = LEAD.get(scope, CHUNKS)
-        extent = EXTENT | {"t": "size", "s": "size"} if rows or scope == LEVEL else EXTENT
-        shape = ", ".join((*lead, *(extent[a] for a in self.trail(node, scope))))
+        shape = ", ".join((*lead, *(EXTENT[a] for a in self.trail(node, scope))))
         if scope == TOKEN and "t" not in node.axes:
-            shape = ", ".join(("H", *(extent[a] for a in node.axes)))
+            shape = ", ".join(("H", *(EXTENT[a] for a in node.axes)))
         line = f" {self.tile.form.normal.name}.rec:{node.line}" if node.line else ""
         self.statements.append(Statement(label, text, binds, scope, plain, f"[{shape}]{line}"))
         self.texts[scope, text] = self.reference(len(self.statements) - 1)
@@ -167,31 +154,27 @@ class TorchLowering:
 
     # ---- values
 
-    def value(self, node: Node, scope: int, rows: str = "") -> str:
-        """The node as it is seen from `scope`; in a level, its token axis is `rows`: the upper or the lower halves."""
-        seen = scope if scope in (TOKEN, LEVEL, LOOP) or self.scopes[node.index] in (LOOP, AFTER) else CHUNK
-        key = (node.index, seen, rows)
+    def value(self, node: Node, scope: int) -> str:
+        """The node as it is seen from `scope`."""
+        seen = scope if scope in (TOKEN, LOOP) or self.scopes[node.index] in (LOOP, AFTER) else CHUNK
+        key = (node.index, seen)
         if key not in self.memo:
-            self.memo[key] = self._value(node, scope, rows)
+            self.memo[key] = self._value(node, scope)
         return self.memo[key]
 
-    def _value(self, node: Node, scope: int, rows: str) -> str:
+    def _value(self, node: Node, scope: int) -> str:
         own = self.scopes[node.index]
         if own == NUMBER:
             return self._number(node)
-        if scope == LEVEL and node.index not in self.leveled:
-            return self._half(node, rows)
-        if scope == LEVEL:
-            return self._compute(node, LEVEL, rows)
         if own == TOKEN:
             return self._token(node, scope)
         if own == LOOP and scope == AFTER:
             return self._collect(node)
         if own in (LOOP, AFTER):
-            return "S" if isinstance(node.op, Load) else self._compute(node, own, rows)
+            return "S" if isinstance(node.op, Load) else self._compute(node, own)
         if scope == LOOP:
             return self._carry(node)
-        return self._compute(node, own, rows)
+        return self._compute(node, own)
 
     def _number(self, node: Node) -> str:
         match node.op:
@@ -211,10 +194,10 @@ class TorchLowering:
     def _token(self, node: Node, scope: int) -> str:
         """A value of one token: as it is, without a token axis, or cut into chunks."""
         if "t" not in node.axes:
-            text = self.value(node, TOKEN) if scope != TOKEN else self._compute(node, TOKEN, "")
+            text = self.value(node, TOKEN) if scope != TOKEN else self._compute(node, TOKEN)
             return text if scope in (TOKEN, LOOP) else f"{text}[:, None]"
         if scope == TOKEN:
-            return self._compute(node, TOKEN, "")
+            return self._compute(node, TOKEN)
         if scope == LOOP:
             return self._carry(node)
         inner = self.value(node, TOKEN)
@@ -222,12 +205,6 @@ class TorchLowering:
         if isinstance(node.op, Load):
             self.taken.discard(name)
         return self.emit(node, f"_tiles({self.bind(inner, 0)}, $N, $C)", 9, TILE, plain=False, name=name)
-
-    def _half(self, node: Node, rows: str) -> str:
-        if not {"t", "s"} & set(node.axes):
-            return f"{self.value(node, CHUNK)}[..., None]" if not node.axes else f"{self.value(node, CHUNK)}[..., None, :]"
-        inner = self.value(node, CHUNK)
-        return self.emit(node, f"_{rows}({self.bind(inner, 0)}, $size)", 9, LEVEL, plain=True, rows=rows)
 
     def _carry(self, node: Node) -> str:
         """A chunk value in the loop over chunks."""
@@ -254,66 +231,56 @@ class TorchLowering:
 
     # ---- operations
 
-    def _compute(self, node: Node, scope: int, rows: str) -> str:
+    def _compute(self, node: Node, scope: int) -> str:
         def emit(text: str, binds: int, *, plain: bool) -> str:
-            return self.emit(node, text, binds, scope, plain=plain, rows=rows)
+            return self.emit(node, text, binds, scope, plain=plain)
 
         def arg(i: int, binds: int = 0) -> str:
-            return self.bind(self.value(node.args[i], scope, rows), binds)
+            return self.bind(self.value(node.args[i], scope), binds)
 
         match node.op:
             case Load(name=name):
                 return name
             case Const():
                 return self._number(node)
-            case Map(fn="add") if node.index in self.scores:
-                return self._score(node)
             case Map(fn="add"):
-                return self._add(node, scope, rows)
+                return self._add(node, scope)
             case Map(fn="mul") if is_number(node.args[0], -1.0):
-                return emit(f"-{self.spread(node.args[1], node, scope, rows, 3)}", 3, plain=True)
-            case Map(fn="mul") if isinstance(node.args[0].op, Side) or isinstance(node.args[1].op, Side):
-                other = node.args[isinstance(node.args[0].op, Side)]
-                text = self.spread(other, node, scope, rows, 3 if rows == "lower" else 0)
-                return emit(f"-{text}", 3, plain=True) if rows == "lower" else text
+                return emit(f"-{self.spread(node.args[1], node, scope, 3)}", 3, plain=True)
             case Map(fn="mul"):
-                x, y = (self.spread(a, node, scope, rows, b) for a, b in zip(node.args, (2, 3), strict=True))
+                x, y = (self.spread(a, node, scope, b) for a, b in zip(node.args, (2, 3), strict=True))
                 return emit(f"{x} * {y}", 2, plain=True)
-            case Map(fn="at_most_zero") if (gap := _gap(node.args[0])) is not None:
-                gate, exclusive = gap
-                rows_of = rows or "lower"
-                inner = self.bind(self.value(gate, scope, rows), 0)
-                axis = gate.axes.index("t") - len(gate.axes)
-                reverse = rows_of == "lower"
-                return emit(f"_segment_sum({inner}, {axis}, {reverse}, {exclusive != reverse})", 9, plain=True)
             case Map(fn=fn, exponent=exponent):
-                text, binds = _elementwise(fn, [self.spread(a, node, scope, rows, 9) for a in node.args], exponent)
+                text, binds = _elementwise(fn, [self.spread(a, node, scope, 9) for a in node.args], exponent)
                 return emit(text, binds, plain=True)
             case Expand():
-                return self._expand(node, scope, rows)
+                return self._expand(node, scope)
             case Valid():
-                return self.value(node.args[0], scope, rows)  # rows behind the end are cut in as zeros
+                return self.value(node.args[0], scope)  # rows behind the end are cut in as zeros
             case Sum(axis=axis):
                 trail = self.trail(node.args[0], scope)
                 return emit(f"{arg(0, 9)}.sum({trail.index(axis) - len(trail)})", 9, plain=True)
             case Along():
-                return self.value(node.args[0], scope, rows)
+                return self.value(node.args[0], scope)
             case Segment(reverse=reverse, exclusive=exclusive):
-                axis = node.axes.index("t") - len(node.axes)
-                return emit(f"_segment_sum({arg(0)}, {axis}, {reverse}, {exclusive})", 9, plain=True)
-            case Rows(kind="middle"):
-                return emit(f"_middle({self.bind(self.value(node.args[0], CHUNK), 0)}, $size)", 9, plain=True)
+                place = node.axes.index("t") - len(node.axes)
+                return emit(f"_segment_sum({arg(0)}, {place}, {reverse}, {exclusive})", 9, plain=True)
             case Rows() if isinstance(node.args[0].op, Segment) and not node.args[0].op.exclusive:
                 gate = node.args[0].args[0]  # the last of its cumulative sums is its sum
                 return emit(f"{self.bind(self.value(gate, scope), 9)}.sum({gate.axes.index('t') - len(gate.axes)})", 9, plain=True)
             case Rows():
                 return emit(f"{arg(0, 9)}.select({node.args[0].axes.index('t') - len(node.args[0].axes)}, -1)", 9, plain=True)
-            case Scatter() | Side():
-                raise VerifyError(f"{node.op} outside of a level")
+            case Score():
+                a, kappa, read, write, _ = node.args
+                rows = ", ".join(self.spread(x, read, scope, 0) for x in (a, kappa, read.args[0]))
+                before = ", ".join(str(isinstance(x.op, Segment) and x.op.exclusive) for x in (read, write))
+                return emit(f"_score({rows}, {before})", 9, plain=False)
+            case Pull() | Scatter() | Side():
+                raise VerifyError(f"{node.op} has no place in plain torch")
             case Mask(kind="strict" | "causal" as kind):
                 return emit(f"{arg(0, 9)}.tril({-1 if kind == 'strict' else 0})", 9, plain=True)
-            case Mask():
-                raise VerifyError("a level outside of a score")
+            case Mask(kind=kind):
+                raise VerifyError(f"a mask {kind} has no place in plain torch")
             case Decay(strict=strict):
                 return emit(f"_decay({', '.join(arg(i) for i in range(4))}, {strict})", 9, plain=False)
             case Diagonal():
@@ -327,7 +294,7 @@ class TorchLowering:
             case _:
                 assert_never(node.op)
 
-    def _add(self, node: Node, scope: int, rows: str) -> str:
+    def _add(self, node: Node, scope: int) -> str:
         first, second = node.args
         if (
             isinstance(second.op, Map)
@@ -335,25 +302,20 @@ class TorchLowering:
             and is_number(second.args[0], -1.0)
             and self.scopes[second.index] == self.scopes[node.index]
         ):
-            text = f"{self.spread(first, node, scope, rows, 1)} - {self.spread(second.args[1], node, scope, rows, 2)}"
+            text = f"{self.spread(first, node, scope, 1)} - {self.spread(second.args[1], node, scope, 2)}"
         else:
-            text = f"{self.spread(first, node, scope, rows, 1)} + {self.spread(second, node, scope, rows, 1)}"
-        return self.emit(node, text, 1, scope, plain=True, rows=rows)
+            text = f"{self.spread(first, node, scope, 1)} + {self.spread(second, node, scope, 1)}"
+        return self.emit(node, text, 1, scope, plain=True)
 
-    def spread(self, arg: Node, node: Node, scope: int, rows: str, binds: int) -> str:
+    def spread(self, arg: Node, node: Node, scope: int, binds: int) -> str:
         """The argument of an elementwise operation, broadcast to the axes of `node`."""
-        if rows == "both":
-            rows_of = "upper" if "t" in arg.axes else "lower"
-            rows = "both" if len({"t", "s"} & set(arg.axes)) == 2 else rows_of
-        text = self.value(arg, scope, rows)
+        text = self.value(arg, scope)
         if self.scopes[arg.index] == NUMBER:
             return text
         index = _index(self.trail(arg, scope), self.trail(node, scope))
         return f"{self.bind(text, 9)}[{index}]" if index else self.bind(text, binds)
 
-    def _expand(self, node: Node, scope: int, rows: str) -> str:
-        if scope == LEVEL:
-            raise VerifyError("a level is not broadcast")
+    def _expand(self, node: Node, scope: int) -> str:
         inner = node.args[0]
         extent = {"t": "$C", "s": "$C", "k": "K", "v": "V"}
         lead = (e if e != "N" else "$N" for e in LEAD.get(scope, CHUNKS))
@@ -361,8 +323,8 @@ class TorchLowering:
         if self.scopes[inner.index] == NUMBER:
             text = f"torch.full(({shape}), float({self._number(inner)}), dtype=$dtype, device=$device)"
         else:
-            text = f"{self.spread(inner, node, scope, rows, 9)}.expand({shape})"
-        return self.emit(node, text, 9, scope, plain=True, rows=rows)
+            text = f"{self.spread(inner, node, scope, 9)}.expand({shape})"
+        return self.emit(node, text, 9, scope, plain=True)
 
     def _dot(self, node: Node, scope: int) -> str:
         assert isinstance(node.op, Dot)
@@ -371,55 +333,9 @@ class TorchLowering:
         contracted = next(c for c in left if c in right and c not in out)
         if out[0] not in left:
             left, right, x, y = right, left, y, x
-        sides = ("upper", "lower") if scope == LEVEL else ("", "")
-        first = self.bind(self.value(x, scope, sides[0]), 2 if left == out[0] + contracted else 9)
-        second = self.bind(self.value(y, scope, sides[1]), 3 if right == contracted + out[1] else 9)
+        first = self.bind(self.value(x, scope), 2 if left == out[0] + contracted else 9)
+        second = self.bind(self.value(y, scope), 3 if right == contracted + out[1] else 9)
         return f"{first}{'' if left == out[0] + contracted else '.mT'} @ {second}{'' if right == contracted + out[1] else '.mT'}"
-
-    # ---- scores with a decay per channel
-
-    def find_scores(self) -> None:
-        """Sums of masked products, one for each size: each becomes one matrix that is joined from blocks, size by size."""
-        inside: set[int] = set()
-        for node in reversed(topological([self.tile.output, self.tile.state])):
-            if node.index in inside or not (isinstance(node.op, Map) and node.op.fn == "add") or node.axes != ("t", "s"):
-                continue
-            terms = self._terms(node, inside)
-            if any(isinstance(t.op, Mask) and t.op.kind == "level" for t in terms):
-                self.scores[node.index] = terms
-
-    def _terms(self, node: Node, inside: set[int]) -> list[Node]:
-        terms: list[Node] = []
-        for arg in node.args:
-            if isinstance(arg.op, Map) and arg.op.fn == "add" and self.uses[arg.index] == 1:
-                inside.add(arg.index)
-                terms += self._terms(arg, inside)
-            else:
-                terms.append(arg)
-        return terms
-
-    def _score(self, node: Node) -> str:
-        """The diagonal, then what lies across the middle of blocks of 2, 4, ... tokens; whatever else is added comes last."""
-        levels: dict[int, list[Node]] = {}
-        start: list[str] = []
-        rest: list[Node] = []
-        for term in self.scores[node.index]:
-            match term.op:
-                case Mask(kind="level", size=size):
-                    levels.setdefault(size, []).append(term.args[0])
-                case Diagonal():
-                    start.append(f"torch.diag_embed({self.bind(self.value(term.args[0], CHUNK), 0)})")
-                case _:
-                    rest.append(term)
-        alike = {tuple(_shape(n, size) for n in nodes) for size, nodes in levels.items()}
-        if set(levels) != {1 << i for i in range(self.tile.chunk.bit_length() - 1)} or len(alike) != 1:
-            raise VerifyError(f"a score differs from size to size: {sorted(levels)}")
-        blocks = [self.bind(self.value(n, LEVEL, "both"), 1) for n in levels[self.size // 2]]
-        name = self.fresh(self.tile.graph.names.get(node.index, "score"))
-        first = " + ".join(start) or "torch.zeros(B, H, $N, $C, $C, dtype=$dtype, device=$device)"
-        self.blocks.append((name, first, " + ".join(blocks)))
-        others = [self.bind(self.value(n, REST), 1) for n in rest]
-        return self.emit(node, " + ".join([name, *others]), 1, REST, plain=True) if others else name
 
     # ---- text
 
@@ -428,7 +344,6 @@ class TorchLowering:
         if self.users is None:
             self.users = {}
             texts = [(s.text, s.scope) for s in self.statements]
-            texts += [(first, CHUNK) for _, first, _ in self.blocks] + [(block, LEVEL) for _, _, block in self.blocks]
             texts += [(self.ends[0], LOOP), (self.ends[1], AFTER)]
             for text, scope in texts:
                 for reference in _REFERENCE.findall(text):
@@ -450,44 +365,6 @@ class TorchLowering:
         return _REFERENCE.sub(replace, text)
 
 
-def _gap(node: Node) -> tuple[Node, bool] | None:
-    """The gate, and whether the token's own counts before it, of a log decay that the graph has as a difference of cumulative sums.
-
-    Printed as a sum over the tokens between: a place's own decay is then no difference, nor is its gradient.
-    """
-    for factor in (node, *(node.args if isinstance(node.op, Map) and node.op.fn == "mul" else ())):
-        if isinstance(factor.op, Map) and factor.op.fn == "add":
-            ends = [a.args[1] if isinstance(a.op, Map) and a.op.fn == "mul" and is_number(a.args[0], -1.0) else a for a in factor.args]
-            place = next((e for e in ends if isinstance(e.op, Segment)), None)
-            if place is not None and any(isinstance(e.op, Rows) for e in ends):
-                assert isinstance(place.op, Segment)
-                return place.args[0], place.op.exclusive
-    return None
-
-
-def _of_level(node: Node, chunk: int) -> bool:
-    """Whether a node looks different at each size."""
-    match node.op:
-        case Rows(kind="middle") | Side():
-            return True
-        case Segment(size=size):
-            return size < chunk
-        case _:
-            return False
-
-
-def _shape(node: Node, size: int) -> str:
-    """The node in text, with the size of its own level left open: equal from size to size."""
-    match node.op:
-        case Rows(size=own) | Side(size=own) if own == size:
-            return f"{type(node.op).__name__}({', '.join(_shape(a, size) for a in node.args)})"
-        case Map() | Dot():
-            args = [_shape(a, size) for a in node.args]
-            return f"{node.op}({', '.join(args if isinstance(node.op, Dot) else sorted(args))})"
-        case _:
-            return f"%{node.index}"
-
-
 def _index(own: Axes, target: Axes) -> str:
     """The index that puts axes of length one where `own` lacks an axis of `target`."""
     marks = [":" if a in own else "None" for a in target]
@@ -505,8 +382,6 @@ def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, int]:
             return f"F.softplus({x})", 9
         case "floor":  # exp(-87) is the smallest normal number of fp32
             return f"{x}.clamp_min(-87.0)", 9
-        case "at_most_zero":
-            return f"{x}.clamp_max(0.0)", 9
         case "log" | "finite" | "resets":
             return f"_{fn}({x})", 9
         case "pow":

@@ -21,8 +21,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Pull,
     Rows,
     Scatter,
+    Score,
     Segment,
     Side,
     Sum,
@@ -69,13 +71,10 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
             return _segment(args[0], size, reverse, exclusive)
         case Rows(kind=kind, size=size):
-            return args[0][_source(kind, size, sizes["t"])] if kind == "middle" else args[0][-1]
-        case Scatter(kind=kind, size=size):
+            return args[0][_source(size, sizes["t"])] if kind == "middle" else args[0][sizes["t"] // 2 - 1 if kind == "half" else -1]
+        case Scatter():
             total = np.zeros(tuple(sizes[a] for a in node.axes))
-            if kind == "middle":
-                np.add.at(total, _source(kind, size, sizes["t"]), args[0])
-            else:
-                total[-1] = args[0]
+            total[-1] = args[0]
             return total
         case Side(size=size, upper_zero=upper_zero, lower_zero=lower_zero):
             t = np.arange(sizes["t"])
@@ -90,6 +89,16 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             read, read_resets, write, write_resets = args
             connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("strict" if strict else "causal", 0, sizes["t"])
             return np.exp(np.where(connected, read[:, None] - write[None, :], -np.inf))
+        case Score():
+            a, kappa, read, write, _ = args
+            return np.asarray(np.einsum("tk,sk,tsk->ts", _over(a, read), _over(kappa, read), _between(read, write)))
+        case Pull(side=side, gate=gate, touching=touching):
+            c, *given, read, write, _ = args
+            other = given[-1] if side == "read" else given[0]
+            spec = "ts,sk,tsk->tk" if side == "read" else "ts,tk,tsk->sk"
+            c = np.where(mask_matrix("gapped", 0, sizes["t"]), c, 0.0) if touching else c
+            pulled = np.asarray(np.einsum(spec, c, _over(other, read), _between(read, write)))
+            return pulled * _over(given[0] if side == "read" else given[-1], read) if gate else pulled
         case Diagonal():
             return np.diag(args[0])
         case TakeDiagonal():
@@ -111,13 +120,26 @@ def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
             return s < t
         case "causal":
             return s <= t
+        case "gapped":
+            return s < t - 1
         case "level":
             return np.asarray((t // (2 * size) == s // (2 * size)) & (t // size > s // size))
         case _:
             raise ValueError(kind)
 
 
-def _source(kind: str, size: int, n: int) -> NDArray[np.intp]:
+def _between(read: Array, write: Array) -> Array:
+    """exp(read_t - write_s) at the pairs s < t, [t, s, k]."""
+    seen = mask_matrix("strict", 0, len(read))[:, :, None]
+    return np.asarray(np.exp(np.where(seen, read[:, None] - write[None], -np.inf)))
+
+
+def _over(rows: Array, like: Array) -> Array:
+    """A row for each token; a parameter has one for all."""
+    return np.broadcast_to(rows, like.shape)
+
+
+def _source(size: int, n: int) -> NDArray[np.intp]:
     """The row that each token reads: the last of the lower half of its 2 * size block."""
     t = np.arange(n)
     return t // (2 * size) * (2 * size) + size - 1
@@ -170,6 +192,8 @@ def _elementwise(fn: str, args: list[Array], exponent: float) -> Array:
             return np.maximum(x, RESET)
         case "at_most_zero":
             return np.minimum(x, 0.0)
+        case "round":  # to the precision of matrix operands, which numbers here do not have
+            return x
         case "finite":  # a log decay without its resets
             return np.where(x < RESET, 0.0, x)
         case "resets":

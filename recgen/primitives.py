@@ -33,16 +33,13 @@ def level_of(t, s):
 
 
 @triton.jit
-def sum_to_middle(x, SIZE: tl.constexpr):
-    """The sum over each block of 2 * SIZE rows, in the last row of its lower half; zero elsewhere. [C, D]"""
-    C: tl.constexpr = x.shape[0]
-    if 2 * SIZE > C:
-        result = tl.zeros_like(x)
-    else:
-        total = tl.sum(tl.reshape(x, (C // (2 * SIZE), 2 * SIZE, x.shape[1])), 1)
-        row = tl.arange(0, 2 * SIZE)[None, :, None]
-        result = tl.reshape(tl.where(row == SIZE - 1, total[:, None, :], 0.0), x.shape)
-    return result
+def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
+    WIDTH apart."""
+    o = tl.arange(0, triton.next_power_of_2(K))
+    middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
+    last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
+    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
 
 
 @triton.jit
@@ -62,12 +59,6 @@ def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: 
 def log_decay_floor(g):
     """A log decay, no lower than what fp32 can tell from nothing."""
     return tl.maximum(g, -87.0)
-
-
-@triton.jit
-def across_middle(t, s, SIZE: tl.constexpr):
-    """Whether t lies in the upper and s in the lower half of one block of 2 * SIZE rows."""
-    return ((t // SIZE) ^ 1 == s // SIZE) & (t > s)
 
 
 @triton.jit

@@ -34,12 +34,12 @@ BESIDE_INPUTS = frozenset(
     re.findall(
         r"\w+",
         """
-    ARGUMENTS Argument BK BV Blocks C CACHED ED FACTS Facts INTERPRETED Launch M N NV P PRECISION STAGES XD absent across_middle
-    addressable at card check_arguments check_kernel_dtypes check_number checkpoints choose_blocks chunk_size chunk_sum configure
-    constants ctx current d_final_state d_initial_state d_state d_states dense device do dstate dtype final_state i integer_power keep
-    kernel kernels launch level_of log_decay_finite log_decay_floor log_decay_resets n_pieces new_tiles new_vectors on op power
-    precision programs quotient reference scratch segment_sum shape side_of_middle sign state states sum_to_middle tensors tiles
-    token_tiles torch_chunk triton_dtype unit_lower_inverse upper_half
+    absent addressable Argument ARGUMENTS at BK Blocks BV C CACHED card check_arguments check_kernel_dtypes check_number checkpoints
+    choose_blocks chunk_size chunk_sum configure constants ctx current d_final_state d_initial_state d_state d_states decay_span
+    dense device do dstate dtype ED FACTS Facts final_state i integer_power INTERPRETED is_steep keep kernel kernels Launch launch
+    level_of log_decay_finite log_decay_floor log_decay_resets M N n_pieces new_tiles new_vectors NV on op P power PRECISION
+    precision programs quotient reference scratch segment_sum shape side_of_middle sign SPAN STAGES state states tensors tiles
+    token_tiles torch_chunk triton_dtype unit_lower_inverse upper_half XD
     """,
     )
 )

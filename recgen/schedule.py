@@ -14,7 +14,7 @@ import networkx as nx
 
 from .cost import Sizes, seconds
 from .errors import VerifyError
-from .graph import Const, Dot, Inverse, Load, Map, Mask, Node, Rows, Segment, Sum, TakeDiagonal, Valid, topological
+from .graph import Const, Dot, Inverse, Load, Map, Node, Pull, Rows, Score, Segment, Sum, TakeDiagonal, Valid, topological
 from .hardware import H200, Hardware
 from .tile import TileGraph
 
@@ -51,6 +51,12 @@ class Kernel:
     last: Buffer | None  # the state that leaves it
     doc: str
 
+    def computed(self) -> list[Node]:
+        """What it computes from what it loads, arguments first."""
+        have = {b.node.index for b in self.loads} | ({self.carry[0].index} if self.carry else set())
+        ends = [b.node for b in self.stores] + ([self.carry[1]] if self.carry else [])
+        return [n for n in topological(ends, stop=lambda n: n.index in have) if n.index not in have]
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -80,10 +86,8 @@ class Schedule:
         """Inputs that some kernel hands to a matrix product as they are loaded."""
         found: set[str] = set()
         for kernel in (*self.forward, *self.backward):
-            have = {b.node.index for b in kernel.loads}
-            targets = [b.node for b in kernel.stores] + ([kernel.carry[1]] if kernel.carry else [])
-            for node in topological(targets, stop=lambda n, have=have: n.index in have):  # type: ignore[misc]
-                if isinstance(node.op, Dot) and node.index not in have:
+            for node in kernel.computed():
+                if isinstance(node.op, Dot):
                     found |= {a.op.name for a in node.args if isinstance(a.op, Load) and a.op.role == "input"}
         return frozenset(found)
 
@@ -148,7 +152,8 @@ class _Planner:
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
-            if node.index in self.resident or node.index in made_before:
+            in_chunks = isinstance(node.op, Score | Pull) and pressure == SCAN  # how it is computed differs from chunk to chunk
+            if node.index in self.resident or node.index in made_before or in_chunks:
                 graph.add_edge("source", made)
             else:
                 graph.add_edge("source", made, capacity=ticks(self.price(node, pressure) * self.seconds(node)))
@@ -239,8 +244,9 @@ def _settle(plan: Schedule) -> Schedule:
         ends = {b.node.index for b in kernel.stores}
         for buffer in kernel.loads:
             users = [n for n in inside if buffer.node in n.args and n.index not in have]
-            masked = [n for n in users if isinstance(n.op, Mask) and n.op.kind == "level"]  # a level of a score is an operand as well
-            if any(not isinstance(n.op, Dot) and n not in masked for n in users) and buffer.node.index not in ends:
+            pulled = [n for n in users if isinstance(n.op, Pull) and n.args[0] is buffer.node]  # it meets matrix products alone
+            share = isinstance(buffer.node.op, Dot) and "v" not in buffer.node.axes  # of a gradient: scaled, and added to others
+            if any(not isinstance(n.op, Dot) and n not in pulled for n in users) and buffer.node.index not in ends and not share:
                 keep.add(buffer.name)
 
     def settled(buffer: Buffer) -> Buffer:
@@ -257,7 +263,7 @@ def _settle(plan: Schedule) -> Schedule:
 
 def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
     """Cuts the graph into kernels."""
-    resident = frozenset(n.args[0].index for n in tile.graph.table.values() if isinstance(n.op, Rows))
+    resident = frozenset(n.args[-1].index for n in tile.graph.table.values() if isinstance(n.op, Rows | Score | Pull))
     plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident, {})
     for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
         plan.buffer(leaf)
@@ -330,15 +336,11 @@ def _groups(gradients: list[Node]) -> list[list[Node]]:
     return [gradients] if gradients else []
 
 
-def _used_beside_diagonal(score: Node, inside: tuple[Node, ...]) -> bool:
-    return any(score in n.args and not isinstance(n.op, TakeDiagonal) for n in inside)
-
-
 def _products(gradients: list[Node]) -> list[Node]:
-    """Where the key side works through levels of halved chunks: what it needs of products over value channels, which then get a kernel of
-    their own: the cotangents of scores, and key tiles."""
+    """Where the key side works through scores per channel: what it needs of products over value channels, which then get a kernel of their
+    own: the cotangents of scores, and key tiles."""
     inside = topological(gradients)
-    if not any(isinstance(n.op, Mask) and n.op.kind == "level" for n in inside):
+    if not any(isinstance(n.op, Pull) for n in inside):
         return []
     over_values = {n.index for n in inside if "v" not in n.axes and any("v" in a.axes for a in n.args)}
     scores = {n.index for n in inside if n.index in over_values and n.axes == ("t", "s")}
@@ -346,6 +348,10 @@ def _products(gradients: list[Node]) -> list[Node]:
     wanted += [n for n in inside if n.index in scores and _used_beside_diagonal(n, inside)]
     wanted += [n for n in inside if isinstance(n.op, TakeDiagonal) and n.args[0].index in scores]
     return list(dict.fromkeys(wanted))
+
+
+def _used_beside_diagonal(score: Node, inside: tuple[Node, ...]) -> bool:
+    return any(score in n.args and not isinstance(n.op, TakeDiagonal) for n in inside)
 
 
 def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:

@@ -6,7 +6,7 @@ import re
 
 from .chunk_text import columns
 from .cost import Sizes, flops
-from .graph import Decay, Inverse, Load, Map, Mask, Node, Rows, Segment, Side, Valid, topological
+from .graph import Decay, Inverse, Load, Map, Mask, Node, Score, Segment, Valid, topological
 from .schedule import Buffer, Kernel, Layout, Schedule
 from .show_maths import Names
 from .tile import TileGraph
@@ -55,15 +55,11 @@ def _graph_legend(tile: TileGraph, names: Names) -> list[str]:
         rows.append(("segment sum", "cumulative inside blocks of tokens: nothing is subtracted, exp of it is at most 1"))
     if any(isinstance(op, Mask | Decay) for op in ops):
         rows.append(("x, s < t", "x at the pairs (t, s) where that holds, 0 elsewhere"))
-    if any(isinstance(op, Mask) and op.kind == "level" for op in ops):
-        rows.append(("across the middle", "of n tokens: t in the second and s in the first half of a block of n tokens"))
-    if any(isinstance(op, Rows) and op.kind == "middle" for op in ops):
-        rows.append(("at the middle", "of n tokens: the row of the last token of the first half of a block of n tokens"))
-    if any(isinstance(op, Side) for op in ops):
+    if any(isinstance(op, Score) for op in ops):
         rows.append(
             (
-                "side(n)",
-                "+1 in the second half of a block of n tokens, -1 in the first; 0 where nothing lies between the token and the middle",
+                "exp(G_t - G_s)",
+                "per channel: matrix products around a row of G, or of its halves of halves where it falls steeply",
             )
         )
     if any(isinstance(op, Inverse) for op in ops):
@@ -210,14 +206,8 @@ class _Costs:
     def moved(self, kernel: Kernel) -> int:
         return sum(map(self.bytes, (*self.reads(kernel), *self.writes(kernel))))
 
-    def computed(self, kernel: Kernel) -> list[Node]:
-        """The nodes that a kernel computes, one after another."""
-        have = {b.node.index for b in kernel.loads} | ({kernel.carry[0].index} if kernel.carry else set())
-        ends = [b.node for b in kernel.stores] + ([kernel.carry[1]] if kernel.carry else [])
-        return [n for n in topological(ends, stop=lambda n: n.index in have) if n.index not in have]
-
     def flops(self, kernel: Kernel) -> int:
-        return B * H * self.chunks * int(sum(flops(n, self.sizes) for n in self.computed(kernel)))
+        return B * H * self.chunks * int(sum(flops(n, self.sizes) for n in kernel.computed()))
 
     def floor(self, kernel: Kernel) -> float:
         return max(self.moved(kernel) / self.plan.hardware.bandwidth, self.flops(kernel) / self.plan.hardware.matmul)
@@ -234,12 +224,12 @@ def _kernel(kernel: Kernel, stage: str, costs: _Costs, made: set[int]) -> list[s
     if kernel.carry:
         out.append(f"  carries   {' -> '.join(costs.names.bound(n)[0] for n in kernel.carry)}")
     out += _buffers("loads", costs.reads(kernel), costs)
-    computed = [n for n in costs.computed(kernel) if n.index not in costs.names.folded]
+    computed = [n for n in kernel.computed() if n.index not in costs.names.folded]
     fresh = [costs.names.names[n.index] for n in computed if n.index not in made]
     again = [costs.names.names[n.index] for n in computed if n.index in made]
     for label, values in (("computes", fresh), ("again", again)):
         out += [f"  {label if n == 0 else '':<8}  {line}" for n, line in enumerate(_lines(values))]
-    made |= {n.index for n in costs.computed(kernel)}
+    made |= {n.index for n in kernel.computed()}
     out += _buffers("stores", costs.writes(kernel), costs)
     moved, done = costs.moved(kernel), costs.flops(kernel)
     memory, matmul = moved / costs.plan.hardware.bandwidth, done / costs.plan.hardware.matmul

@@ -17,8 +17,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Pull,
     Rows,
     Scatter,
+    Score,
     Segment,
     Side,
     Sum,
@@ -75,8 +77,6 @@ class Names:
                 self.folded[node.index] = self.names[node.index], ATOM
             case Const(value=value):
                 self.folded[node.index] = (value if isinstance(value, str) else f"{value:g}"), ATOM
-            case Side(size=size):
-                self.folded[node.index] = f"side({2 * size})", ATOM
             case Expand() if node not in self.targets:
                 self.folded[node.index] = self.bound(node.args[0])
             case Along() if node not in self.targets:
@@ -125,18 +125,21 @@ class Names:
             case Segment(size=size, reverse=reverse, exclusive=exclusive):
                 marks = (", backwards" if reverse else "") + (", without the own token" if exclusive else "")
                 return f"segment sum over {size} tokens{marks}, of {self.paren(first, MATMUL)}", PHRASE
-            case Rows(kind="middle", size=size):
-                return f"{self.paren(first, MATMUL)} at the middle of {2 * size} tokens", PHRASE
             case Rows():
                 return f"{self.paren(first, MATMUL)} at the last token", PHRASE
-            case Scatter(kind="middle", size=size):
-                return f"sum over {2 * size} tokens, at their middle, of {self.paren(first, MATMUL)}", PHRASE
             case Scatter():
                 return f"{self.paren(first, MATMUL)}, in the row of the last token", PHRASE
-            case Mask(kind="level", size=size):
-                return f"{self.paren(first, MATMUL)}, across the middle of {2 * size} tokens", PHRASE
+            case Score():
+                a, kappa = (self.paren(x, ATOM) for x in node.args[:2])
+                return f"sum_k({a}_t * {kappa}_s * {self._between(node)}), s < t", PHRASE
+            case Pull(side=side, gate=gate, touching=touching):
+                rows = [self.paren(x, ATOM) for x in node.args[1:-3]]
+                other, over = (rows[-1] + "_s", "s") if side == "read" else (rows[0] + "_t", "t")
+                own = f"{rows[0] if side == 'read' else rows[-1]} * " if gate else ""
+                text = f"{own}sum_{over}({self.paren(first, PRODUCT)} * {other} * {self._between(node)})"
+                return f"{text}, s < t{' - 1' if touching else ''}", PHRASE
             case Mask(kind=kind):
-                return f"{self.paren(first, MATMUL)}, s {'<' if kind == 'strict' else '<='} t", PHRASE
+                return f"{self.paren(first, MATMUL)}, s {'<=' if kind == 'causal' else '<'} t", PHRASE
             case Valid():
                 return f"valid({self.bound(first)[0]})", ATOM
             case Decay():
@@ -152,7 +155,7 @@ class Names:
                 return self.bound(first)
             case Along():
                 return _transposed(*self.bound(first))
-            case Load() | Const() | Side():
+            case Side() | Load() | Const():
                 return self.bound(node)
             case _:
                 assert_never(node.op)
@@ -171,14 +174,16 @@ class Names:
                 return f"{'-' if sign else ''}{text}", PRODUCT
             case "quotient":
                 return f"{self.paren(node.args[0], PRODUCT)} / {self.paren(node.args[1], ATOM)}", PRODUCT
-            case "at_most_zero":
-                return f"min({self.bound(node.args[0])[0]}, 0)", ATOM
             case "floor":
                 return f"max({self.bound(node.args[0])[0]}, {RESET:g})", ATOM
             case "pow":
                 return f"{self.paren(node.args[0], ATOM)} ** {exponent:g}", PRODUCT
             case _:
                 return f"{fn}({self.bound(node.args[0])[0]})", ATOM
+
+    def _between(self, node: Node) -> str:
+        read, write = (self.paren(x, ATOM) for x in node.args[-3:-1])
+        return f"exp({read}_t - {write}_s)"
 
     def _dot(self, node: Node, spec: str) -> tuple[str, int]:
         """x y^T and the like: an operand is transposed where the contracted axis does not stand in the middle."""

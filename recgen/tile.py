@@ -141,39 +141,21 @@ class _Builder:
         return self._channel_score(a, kappa, gate, reader, writer)
 
     def _channel_score(self, a: Node, kappa: Node, gate: Node, reader: Reader, writer: Writer) -> Node:
-        """Decay per key channel: halves of halves. At each level the pairs across the middle of a block are anchored at that middle,
-        so both exponents are sums of log decays, never positive and never a difference."""
-        graph, size, levels = self.graph, CHUNK // 2, []
+        """Decay per key channel: one node, which the kernels turn into matrix products. What scales whole rows or columns of it stands
+        outside."""
+        graph = self.graph
         a, read_scales = graph.split_scales(a)
         kappa, write_scales = graph.split_scales(kappa)
         a, read_scales = graph.mul(a, *(f for f in read_scales if "k" in f.axes)), [f for f in read_scales if "k" not in f.axes]
         kappa, write_scales = graph.mul(kappa, *(f for f in write_scales if "k" in f.axes)), [f for f in write_scales if "k" not in f.axes]
-        while size:
-            read, write = self._to_middle(gate, size, reader.after, writer.after)
-            levels.append(graph.mask(graph.dot("tk,sk->ts", graph.mul(a, read), graph.mul(kappa, write)), "level", size))
-            size //= 2
+        core = graph.score(a, kappa, self.position(gate, reader.after), self.position(gate, writer.after), self.position(gate, True))
         if writer.seen_by(reader) == "causal":
             own = gate if reader.after and not writer.after else graph.const(0.0)
-            levels.append(graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(own)), "k")))
-        core = graph.name(graph.add(*levels), f"score_{reader.name}_{writer.name}")
+            core = graph.add(core, graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(own)), "k")))
+        graph.name(core, f"score_{reader.name}_{writer.name}")
         return graph.mul(
             *read_scales, *(graph.along(s) for s in write_scales if s.axes == ("t",)), *(s for s in write_scales if not s.axes), core
         )
-
-    def _to_middle(self, gate: Node, size: int, read_after: bool, write_after: bool) -> tuple[Node, Node]:
-        """The decay between a token and the middle of its 2 * size block, for a reader in the upper half and a writer in the lower.
-        Where both stand alike to their own token's decay, one tile serves both halves."""
-        graph = self.graph
-        middle = graph.rows(self.position(gate, True), "middle", size)
-
-        def to_middle(after: bool) -> Node:
-            side = graph.side(size, upper_zero=not after, lower_zero=after)
-            apart = graph.add(self.position(gate, after), graph.neg(middle))
-            return graph.exp(graph.map("at_most_zero", graph.mul(side, apart)))
-
-        both = "decay" if read_after == write_after else ""
-        read = graph.name(to_middle(read_after), f"{both or 'read'}_{size}")
-        return read, graph.name(to_middle(write_after), f"{both or 'write'}_{size}")
 
     def read(self, reader: Reader, start: Node) -> Node:
         """The reader against the state that enters the chunk, [t, v]."""

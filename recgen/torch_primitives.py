@@ -51,16 +51,34 @@ def _lower(x: Tensor, size: int) -> Tensor:
     return x.reshape(*x.shape[:3], x.shape[3] // (2 * size), 2, size, *x.shape[4:]).select(4, 0)
 
 
-def _middle(x: Tensor, size: int) -> Tensor:
-    """The last row of the earlier half of every block of 2 size tokens, [B, H, N, C, ...] -> [B, H, N, C / (2 size), 1, ...]."""
-    return x[:, :, :, size - 1 :: 2 * size].unsqueeze(4)
-
-
 def _across(x: Tensor, size: int) -> Tensor:
     """The view of what lies below the middle of every diagonal block, [B, H, N, C, C] -> [B, H, N, C / (2 size), size, size]."""
     M = x.shape[3] // (2 * size)
     blocks = x.view(*x.shape[:3], M, 2, size, M, 2, size)
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
+
+
+def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+
+    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
+    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    """
+    B, H, N, C = gate.shape[:4]
+    total = _segment_sum(gate, -2, False, False)
+    middle = total[..., C // 2 - 1, None, :]
+    span = 4.0 if gate.dtype == torch.float32 else 60.0  # the exponential of a large number is not precise enough for fp32
+    if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
+        read, write = (_segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before))
+        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
+        return product.tril(-1)
+    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
+    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
+    for size in [1 << i for i in range(C.bit_length() - 1)]:
+        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
+        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
+        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
+    return score
 
 
 def _inverse(L: Tensor) -> Tensor:

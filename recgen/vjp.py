@@ -1,8 +1,9 @@
 """Reverse mode over the tile graph: gradients are more nodes of the same graph.
 
 Three rules carry the numerics. The inverse is never differentiated: with E = (I - L)^-1 Y, dY = (I - L)^-T dE and dL = dY E^T. The gradient
-of a decay matrix is row sums minus column sums of one matrix Z = dD * D without its diagonal. Sums over segments have segment sums as
-their adjoint, so no gate gradient is a difference of two large numbers.
+of a decay matrix is row sums minus column sums of one matrix Z = dD * D without its diagonal; that of the decays in a score per channel is
+what its reader is given less what its writer is given, each times its own row as the products saw it. Sums over segments have segment sums
+as their adjoint, so no gate gradient is a difference of two large numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from .graph import (
     Map,
     Mask,
     Node,
+    Pull,
     Rows,
     Scatter,
+    Score,
     Segment,
     Side,
     Sum,
@@ -87,12 +90,14 @@ def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return [(node.args[0], graph.along(c))]
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
             return [(node.args[0], graph.segment(c, size, reverse=not reverse, exclusive=exclusive))]
-        case Rows(kind=rows, size=size):
-            return [(node.args[0], graph.scatter(c, rows, size))]
-        case Scatter(kind=rows, size=size):
-            return [(node.args[0], graph.rows(c, rows, size))]
-        case Side():
-            return []
+        case Rows(kind="last"):
+            return [(node.args[0], graph.scatter(c))]
+        case Score():
+            a, kappa, read, write, _ = node.args
+            gates = graph.pull("read", node, c, gate=True), graph.neg(graph.pull("write", node, c, gate=True))
+            return [(a, graph.pull("read", node, c)), (kappa, graph.pull("write", node, c)), (read, gates[0]), (write, gates[1])]
+        case Rows() | Scatter() | Side() | Pull():
+            raise ValueError(f"no gradient for {node.op}")
         case Mask(kind=kind, size=size):
             return [(node.args[0], graph.mask(c, kind, size))]
         case Valid():
@@ -154,8 +159,6 @@ def _pull_map(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return [(x, graph.mul(c, graph.const(n), graph.pow(x, n - 1.0)))]
         case "abs":
             return [(x, graph.mul(c, graph.map("sign", x)))]
-        case "at_most_zero":  # it only takes rounding away
-            return [(x, c)]
         case "finite" | "floor":  # a reset lets no gradient through: every decay across it is zero
             return [(x, graph.mul(c, graph.add(graph.const(1.0), graph.neg(graph.map("resets", x)))))]
         case "resets" | "sign":

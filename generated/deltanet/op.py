@@ -23,6 +23,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -41,9 +42,9 @@ ARGUMENTS = (
 )
 FACTS = {
     "prepare": Facts("parallel", 1, 0, 0, 0, 1, False),
-    "scan": Facts("forward", 2, 1, 1, 0, 5, False),
-    "states": Facts("forward", 1, 1, 1, 0, 2, False),
-    "reverse": Facts("backward", 2, 1, 1, 0, 4, False),
+    "scan": Facts("forward", 2, 1, 1, 0, 6, False),
+    "states": Facts("forward", 1, 1, 1, 0, 3, False),
+    "reverse": Facts("backward", 2, 1, 1, 0, 6, False),
     "gradient": Facts("parallel", 2, 3, 0, 2, 9, False),
 }
 
@@ -158,6 +159,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 

@@ -23,6 +23,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -43,15 +44,17 @@ ARGUMENTS = (
 )
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 19, 0, 0, 0, 24, True),
-    "scan": Facts("forward", 4, 1, 4, 0, 6, False),
+    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True),
+    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True),
+    "scan": Facts("forward", 4, 1, 4, 0, 8, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
     "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False),
-    "states": Facts("forward", 3, 1, 2, 0, 3, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 3, False),
+    "states": Facts("forward", 3, 1, 2, 0, 5, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False),
     "products": Facts("parallel", 0, 4, 0, 2, 8, False),
     "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False),
-    "gradient": Facts("parallel", 27, 0, 4, 0, 48, True),
+    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True),
+    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True),
 }
 
 
@@ -171,6 +174,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
@@ -211,6 +215,25 @@ class _Chunk(torch.autograd.Function):
         score_a1_w2, inverse1, score_q_w1, score_q_w2 = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
+        at(
+            token_tiles(a, C, at.BK),
+            token_tiles(g, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(G, C, at.BK),
+            token_tiles(b, C, at.BK),
+            token_tiles(q, C, at.BK),
+            tiles(a1_in, C, at.BK),
+            tiles(score_a1_w2, C, C),
+            tiles(inverse1, C, C),
+            tiles(q_decay_in, C, at.BK),
+            tiles(score_q_w1, C, C),
+            tiles(score_q_w2, C, C),
+            decay_all,
+            tiles(w1_out, C, at.BK),
+            tiles(w2_out, C, at.BK),
+            G,
+        )
+        at = configure("prepare_steep", shape)
         at(
             token_tiles(a, C, at.BK),
             token_tiles(g, C, at.BK),
@@ -319,7 +342,7 @@ class _Chunk(torch.autograd.Function):
             d_initial_state,
             scale,
         )
-        dw2_out, dw1_out, do_state, da1_in = new_tiles((4, B * H, N * C, K), torch.float32, device).unbind()
+        dw2_out, dw1_out, do_state, da1_in = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
         ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         do_v, do_U1, dY_U1, dscore_a1_w2 = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
         diagonal_do_v, diagonal_do_U1 = torch.empty((2, B * H, N * C), dtype=torch.float32, device=device).unbind()
@@ -361,6 +384,33 @@ class _Chunk(torch.autograd.Function):
         db = new_tiles((B, T, H, K), b.dtype, device)
         dg = new_tiles((B, T, H, K), g.dtype, device)
         at = configure("gradient", shape)
+        at(
+            token_tiles(a, C, at.BK),
+            token_tiles(g, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(G, C, at.BK),
+            token_tiles(b, C, at.BK),
+            token_tiles(q, C, at.BK),
+            tiles(dw2_out, C, at.BK),
+            tiles(dw1_out, C, at.BK),
+            ddecay_all,
+            tiles(do_v, C, C),
+            diagonal_do_v,
+            tiles(do_U1, C, C),
+            diagonal_do_U1,
+            tiles(do_state, C, at.BK),
+            tiles(dY_U1, C, C),
+            tiles(dscore_a1_w2, C, C),
+            tiles(da1_in, C, at.BK),
+            token_tiles(dq, C, at.BK),
+            token_tiles(dk, C, at.BK),
+            token_tiles(da, C, at.BK),
+            token_tiles(db, C, at.BK),
+            token_tiles(dg, C, at.BK),
+            G,
+            scale,
+        )
+        at = configure("gradient_steep", shape)
         at(
             token_tiles(a, C, at.BK),
             token_tiles(g, C, at.BK),

@@ -54,6 +54,33 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
+def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+
+    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
+    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    """
+    B, H, N, C = gate.shape[:4]
+    total = _segment_sum(gate, -2, False, False)
+    middle = total[..., C // 2 - 1, None, :]
+    span = (
+        4.0 if gate.dtype == torch.float32 else 60.0
+    )  # the exponential of a large number is not precise enough for fp32
+    if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
+        read, write = (
+            _segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before)
+        )
+        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
+        return product.tril(-1)
+    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
+    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
+    for size in [1 << i for i in range(C.bit_length() - 1)]:
+        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
+        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
+        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
+    return score
+
+
 def _inverse(L: Tensor) -> Tensor:
     """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -109,38 +136,28 @@ def _piece(q, k, v, a, b, g, S, scale):
     v = _tiles(v, N, C)  # [B, H, N, C, V] dplr.rec:14
     q = _tiles(q, N, C)  # [B, H, N, C, K] dplr.rec:15
     decay_all = x.sum(-2).exp()  # [B, H, N, K] dplr.rec:15
+    score_a1_w1 = _score(a, b, x, True, False)  # [B, H, N, C, C] dplr.rec:14
+    inverse1 = _inverse(score_a1_w1)  # [B, H, N, C, C] dplr.rec:14
     a1_in = a * _segment_sum(x, -2, False, True).exp()  # [B, H, N, C, K] dplr.rec:14
+    score_a1_w2 = _score(a, k, x, True, False)  # [B, H, N, C, C] dplr.rec:14
+    x4 = score_a1_w2 @ v  # [B, H, N, C, V] dplr.rec:14
     decay_out = _segment_sum(x, -2, True, True).exp()  # [B, H, N, C, K] dplr.rec:14
     w1_out = b * decay_out  # [B, H, N, C, K] dplr.rec:14
-    x4 = v.mT @ (k * decay_out)  # [B, H, N, V, K] dplr.rec:14
-    x5 = q * _segment_sum(x, -2, False, False).exp()  # [B, H, N, C, K] dplr.rec:15
-    score_a1_w1 = torch.zeros(B, H, N, C, C, dtype=dtype, device=device)  # [B, H, N, C, C]
-    score_a1_w2 = torch.zeros(B, H, N, C, C, dtype=dtype, device=device)  # [B, H, N, C, C]
-    score_q_w1 = torch.diag_embed(x2)  # [B, H, N, C, C]
-    score_q_w2 = torch.diag_embed(x3)  # [B, H, N, C, C]
-    for size in (1, 2, 4, 8, 16):
-        x6 = _upper(x, size)  # [B, H, N, C / (2 size), size, K] dplr.rec:14
-        x7 = _upper(a, size) * _segment_sum(x6, -2, False, True).exp()  # [B, H, N, C / (2 size), size, K] dplr.rec:14
-        write = _segment_sum(_lower(x, size), -2, True, True).exp()  # [B, H, N, C / (2 size), size, K] dplr.rec:14
-        x8 = write * _lower(b, size)  # [B, H, N, C / (2 size), size, K] dplr.rec:14
-        x9 = _lower(k, size) * write  # [B, H, N, C / (2 size), size, K] dplr.rec:14
-        x10 = _segment_sum(x6, -2, False, False).exp() * _upper(q, size)  # [B, H, N, C / (2 size), size, K] dplr.rec:15
-        _across(score_a1_w1, size).copy_(x7 @ x8.mT)
-        _across(score_a1_w2, size).copy_(x7 @ x9.mT)
-        _across(score_q_w1, size).copy_(x10 @ x8.mT)
-        _across(score_q_w2, size).copy_(x10 @ x9.mT)
-    inverse1 = _inverse(score_a1_w1)  # [B, H, N, C, C] dplr.rec:14
-    x11 = score_a1_w2 @ v  # [B, H, N, C, V] dplr.rec:14
-    x12 = scale * (score_q_w2 @ v)  # [B, H, N, C, V] dplr.rec:15
+    x5 = v.mT @ (k * decay_out)  # [B, H, N, V, K] dplr.rec:14
+    x6 = q * _segment_sum(x, -2, False, False).exp()  # [B, H, N, C, K] dplr.rec:15
+    x7 = _score(q, b, x, False, False)  # [B, H, N, C, C] dplr.rec:15
+    score_q_w1 = x7 + torch.diag_embed(x2)  # [B, H, N, C, C] dplr.rec:15
+    x8 = _score(q, k, x, False, False)  # [B, H, N, C, C] dplr.rec:15
+    x9 = scale * ((x8 + torch.diag_embed(x3)) @ v)  # [B, H, N, C, V] dplr.rec:15
     states = []
     U1s = []
     for decay_all_n, inverse1_n, a1_in_n, x_n, w1_out_n, x_n2 in zip(
         decay_all.unbind(2),
         inverse1.unbind(2),
         a1_in.unbind(2),
-        x11.unbind(2),
-        w1_out.unbind(2),
         x4.unbind(2),
+        w1_out.unbind(2),
+        x5.unbind(2),
         strict=True,
     ):
         states.append(S)
@@ -149,4 +166,4 @@ def _piece(q, k, v, a, b, g, S, scale):
         S = S * decay_all_n[..., None, :] + U1.mT @ w1_out_n + x_n2  # [B, H, V, K]
     states = torch.stack(states, 2)  # [B, H, N, ...]
     U1s = torch.stack(U1s, 2)  # [B, H, N, ...]
-    return _tokens(scale * (x5 @ states.mT) + scale * (score_q_w1 @ U1s) + x12, T), S
+    return _tokens(scale * (x6 @ states.mT) + scale * (score_q_w1 @ U1s) + x9, T), S

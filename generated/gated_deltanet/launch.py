@@ -191,8 +191,8 @@ def tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, and whether it works
-    through levels of halved chunks."""
+    """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, and whether it has
+    scores with a decay per channel."""
 
     walk: str
     tk: int
@@ -200,7 +200,7 @@ class Facts:
     ts: int
     vk: int
     dots: int
-    levels: bool
+    channels: bool
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     C = 64 if itemsize == 2 else 32
     BK, BV = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(V))
     if facts.walk == "parallel":
-        width = min(BK, 32) if facts.levels or facts.dots > 6 else min(BK, 128 if facts.dots <= 1 else 64)
+        width = min(BK, 32) if facts.channels or facts.dots > 6 else min(BK, 128 if facts.dots <= 1 else 64)
         if (
             facts.dots > 1
         ):  # two passes at least: a loop of one pass is unrolled, and descriptor loads outside of loops share memory with their barriers
@@ -261,7 +261,7 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
             moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
             if fixed + stages * moving <= on.shared_memory - 4096:
                 break
-        return Blocks(min(BK, tile), BV, 8 if facts.levels or BV > 128 else 4, stages)
+        return Blocks(min(BK, tile), BV, 8 if facts.channels or BV > 128 else 4, stages)
     wide = [(128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2), (32, 4, 3), (32, 4, 2), (16, 4, 2), (16, 4, 1)]
     if itemsize == 4 or on.hip:
         wide = [(32, 4, 2), (16, 4, 2), (16, 4, 1)]
@@ -288,6 +288,12 @@ def precision(dtype: torch.dtype, device: torch.device) -> str:
     if INTERPRETED or card(device).hip:
         return "ieee"
     return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def decay_span(dtype: torch.dtype) -> float:
+    """How far a log decay may fall over half a chunk for one product to hold it: e^span and e^-span scale the operands. bf16 has the range
+    of fp32; fp16 overflows at e^11; the exponential of a large number is not precise enough for fp32."""
+    return {torch.bfloat16: 60.0, torch.float16: 3.0, torch.float32: 4.0}[dtype]
 
 
 # ---- launches

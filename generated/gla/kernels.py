@@ -37,16 +37,13 @@ def level_of(t, s):
 
 
 @triton.jit
-def sum_to_middle(x, SIZE: tl.constexpr):
-    """The sum over each block of 2 * SIZE rows, in the last row of its lower half; zero elsewhere. [C, D]"""
-    C: tl.constexpr = x.shape[0]
-    if 2 * SIZE > C:
-        result = tl.zeros_like(x)
-    else:
-        total = tl.sum(tl.reshape(x, (C // (2 * SIZE), 2 * SIZE, x.shape[1])), 1)
-        row = tl.arange(0, 2 * SIZE)[None, :, None]
-        result = tl.reshape(tl.where(row == SIZE - 1, total[:, None, :], 0.0), x.shape)
-    return result
+def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
+    WIDTH apart."""
+    o = tl.arange(0, triton.next_power_of_2(K))
+    middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
+    last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
+    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
 
 
 @triton.jit
@@ -130,9 +127,84 @@ def chunk_prepare_kernel(
     BK: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head."""
+    """What depends on one chunk alone. One program a chunk and head, where its decay is even."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
+    b_xx = tl.zeros((C, C), tl.float32)
+    b_sum_x = tl.zeros((C,), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+        b_G2 = b_G.to(tl.float32)  # [C, BK]
+        q_decay_in.store(
+            [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+        )  # [C, BK] gla.rec:13
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] gla.rec:13
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_xx = tl.dot(
+            (b_q2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED),
+            tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED)),
+            b_xx,
+            input_precision=PRECISION,
+        )  # [C, C] gla.rec:13
+        b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
+        b_G_row2 = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] gla.rec:13
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] gla.rec:13
+        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+        w_out.store(
+            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+        )  # [C, BK] gla.rec:12
+    score_q_w.store(
+        [i_bh, i_t * C, 0],
+        (
+            tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0)
+            + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
+        )
+        .to(score_q_w.dtype)
+        .reshape(1, C, C),
+    )  # [C, C] gla.rec:13
+
+
+@triton.jit
+def chunk_prepare_steep_kernel(
+    q,
+    g,
+    G,
+    k,
+    q_decay_in,
+    score_q_w,
+    decay_all,
+    w_out,
+    G_rows,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    ED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
     i_h = i_p % H
     i_t = (i_p // H) % N
@@ -141,13 +213,16 @@ def chunk_prepare_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    b_x2 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x12 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x22 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x32 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x42 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x52 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_score_q_w = tl.zeros((C, C), tl.float32)
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
+    b_x5 = side_of_middle(o_t, 32, False, True)  # [C]
+    b_x15 = side_of_middle(o_t, 16, False, True)  # [C]
+    b_x25 = side_of_middle(o_t, 8, False, True)  # [C]
+    b_x35 = side_of_middle(o_t, 4, False, True)  # [C]
+    b_x45 = side_of_middle(o_t, 2, False, True)  # [C]
+    b_x55 = side_of_middle(o_t, 1, False, True)  # [C]
+    b_sum_x = tl.zeros((C,), tl.float32)
+    b_x4 = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         i_z = tl.where(
@@ -162,86 +237,85 @@ def chunk_prepare_kernel(
         )  # [C, BK] gla.rec:13
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_score_q_w += tl.where(
-            o_t[:, None] == o_t[None, :], (tl.sum((b_q2 * b_k2), 1))[:, None], 0.0
-        )  # [C, C] gla.rec:13
-        b_x63 = tl.load(
+        b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
+        b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] gla.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_x63), mask=o_k < K)  # [BK] gla.rec:13
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] gla.rec:12
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
+        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
         w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
         )  # [C, BK] gla.rec:12
-        b_x3 = tl.load(
+        b_x6 = tl.load(
             G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_32 = tl.exp(tl.minimum((b_x2[:, None] * (b_G2 - b_x3)), 0.0))  # [C, BK]
-        b_score_q_w += tl.where(
+        b_decay_32 = tl.exp(tl.minimum((b_x5[:, None] * (b_G2 - b_x6)), 0.0))  # [C, BK]
+        b_x4 += tl.where(
             b_level == 32 + i_z,
             tl.dot((b_q2 * b_decay_32).to(ED), tl.trans((b_k2 * b_decay_32).to(ED)), input_precision=PRECISION),
             0.0,
         )  # [C, C] gla.rec:13
-        b_x13 = tl.load(
+        b_x16 = tl.load(
             G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_16 = tl.exp(tl.minimum((b_x12[:, None] * (b_G2 - b_x13)), 0.0))  # [C, BK]
-        b_score_q_w += tl.where(
+        b_decay_16 = tl.exp(tl.minimum((b_x15[:, None] * (b_G2 - b_x16)), 0.0))  # [C, BK]
+        b_x4 += tl.where(
             b_level == 16 + i_z,
             tl.dot((b_q2 * b_decay_16).to(ED), tl.trans((b_k2 * b_decay_16).to(ED)), input_precision=PRECISION),
             0.0,
         )  # [C, C] gla.rec:13
-        b_x23 = tl.load(
+        b_x26 = tl.load(
             G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_8 = tl.exp(tl.minimum((b_x22[:, None] * (b_G2 - b_x23)), 0.0))  # [C, BK]
-        b_score_q_w += tl.where(
+        b_decay_8 = tl.exp(tl.minimum((b_x25[:, None] * (b_G2 - b_x26)), 0.0))  # [C, BK]
+        b_x4 += tl.where(
             b_level == 8 + i_z,
             tl.dot((b_q2 * b_decay_8).to(ED), tl.trans((b_k2 * b_decay_8).to(ED)), input_precision=PRECISION),
             0.0,
         )  # [C, C] gla.rec:13
-        b_x33 = tl.load(
+        b_x36 = tl.load(
             G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_4 = tl.exp(tl.minimum((b_x32[:, None] * (b_G2 - b_x33)), 0.0))  # [C, BK]
-        b_score_q_w += tl.where(
+        b_decay_4 = tl.exp(tl.minimum((b_x35[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
+        b_x4 += tl.where(
             b_level == 4 + i_z,
             tl.dot((b_q2 * b_decay_4).to(ED), tl.trans((b_k2 * b_decay_4).to(ED)), input_precision=PRECISION),
             0.0,
         )  # [C, C] gla.rec:13
-        b_x43 = tl.load(
+        b_x46 = tl.load(
             G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_2 = tl.exp(tl.minimum((b_x42[:, None] * (b_G2 - b_x43)), 0.0))  # [C, BK]
-        b_score_q_w += tl.where(
+        b_decay_2 = tl.exp(tl.minimum((b_x45[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
+        b_x4 += tl.where(
             b_level == 2 + i_z,
             tl.dot((b_q2 * b_decay_2).to(ED), tl.trans((b_k2 * b_decay_2).to(ED)), input_precision=PRECISION),
             0.0,
         )  # [C, C] gla.rec:13
-        b_x53 = tl.load(
+        b_x56 = tl.load(
             G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_1 = tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x53)), 0.0))  # [C, BK]
-        b_score_q_w += tl.where(
+        b_decay_1 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x56)), 0.0))  # [C, BK]
+        b_x4 += tl.where(
             b_level == 1 + i_z,
             tl.dot((b_q2 * b_decay_1).to(ED), tl.trans((b_k2 * b_decay_1).to(ED)), input_precision=PRECISION),
             0.0,
         )  # [C, C] gla.rec:13
-    score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] gla.rec:13
+    score_q_w.store(
+        [i_bh, i_t * C, 0],
+        (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x4).to(score_q_w.dtype).reshape(1, C, C),
+    )  # [C, C] gla.rec:13
 
 
 @triton.jit
@@ -332,6 +406,7 @@ def chunk_prepare_backward_kernel(
     decay_all,
     w_out,
     q_decay_in,
+    sum_q_k,
     G_rows,
     T,
     N,
@@ -348,23 +423,29 @@ def chunk_prepare_backward_kernel(
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    b_sum_x2 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
-        b_x = tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_x), mask=o_k < K)  # [BK] gla.rec:13
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] gla.rec:13
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] gla.rec:12
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
         w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k.to(tl.float32) * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
         )  # [C, BK] gla.rec:12
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
         q_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_q.to(tl.float32) * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
         )  # [C, BK] gla.rec:13
+        b_sum_x2 += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
+    tl.store(sum_q_k + i_c * C + o_t, b_sum_x2)  # [C] gla.rec:13
 
 
 @triton.jit
@@ -516,46 +597,14 @@ def chunk_products_kernel(
 
 
 @triton.jit
-def chunk_gradient_values_kernel(
-    score_q_w,
-    w_out,
-    do,
-    d_states,
-    dv,
-    scale,
-    T,
-    N,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The value-side gradients of the inputs, chunk by chunk. One program a chunk and head."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    b_xx = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        b_w_out = w_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
-        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
-        b_xx = tl.dot(b_w_out, tl.trans(b_dstate), b_xx, input_precision=PRECISION)  # [C, BV] gla.rec:12
-    b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gla.rec:13
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
-    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] gla.rec:13
-    dv.store([i_b, i_h, i_t * C, 0], (b_xx + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
-
-
-@triton.jit
 def chunk_gradient_kernel(
     q,
     g,
     G,
     k,
+    sum_q_k,
+    do,
+    d_states,
     dw_out,
     ddecay_all,
     do_v,
@@ -563,6 +612,7 @@ def chunk_gradient_kernel(
     do_state,
     dq,
     dk,
+    dv,
     dg,
     G_rows,
     scale,
@@ -575,9 +625,10 @@ def chunk_gradient_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head."""
+    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is even."""
     i_p = tl.program_id(0)
     i_h = i_p % H
     i_t = (i_p // H) % N
@@ -585,18 +636,235 @@ def chunk_gradient_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
     b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
     b_x3 = scale * b_x2  # [C]
     b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gla.rec:13
+    b_x6 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
+    b_x16 = tl.trans(b_x6)  # [C, C]
+    b_xx3 = tl.zeros((C, BV), tl.float32)
+    b_xx4 = tl.zeros((C, C), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+        b_G2 = b_G.to(tl.float32)  # [C, BK]
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] gla.rec:13
+        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+        b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x6, b_x9, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_decay_in = tl.exp(b_G2)  # [C, BK]
+        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
+        dq.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_k2 * b_x3[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x12))
+            .to(dq.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] gla.rec:13
+        b_G_row2 = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] gla.rec:12
+        b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+        b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
+        b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        b_x18 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+        b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        dk.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_decay_write * b_xx2)))
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] gla.rec:13
+        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
+        b_xx3 = tl.dot(
+            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
+        )  # [C, BV] gla.rec:12
+        b_xx4 = tl.dot(b_x9, tl.trans(b_x18), b_xx4, input_precision=PRECISION)  # [C, C] gla.rec:13
+        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+        b_sum_dG = chunk_sum(
+            (
+                (
+                    (
+                        tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
+                        + (scale * (b_x18.to(tl.float32) * b_xx))
+                    )
+                    - (scale * (b_x9.to(tl.float32) * b_xx2))
+                )
+                + (b_decay_in * (b_q2 * b_x12))
+            ),
+            True,
+            False,
+        )  # [C, BK] gla.rec:11
+        b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+        dg.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
+        )  # [C, BK] gla.rec:13
+    b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
+    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
+    b_dv = tl.dot(
+        (
+            scale
+            * (
+                tl.where((o_t[None, :] > o_t[:, None]), b_xx4, 0.0)
+                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
+            )
+        ).to(ED),
+        b_do,
+        b_xx3,
+        input_precision=PRECISION,
+    )  # [C, BV] gla.rec:13
+    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
+
+
+@triton.jit
+def chunk_gradient_steep_kernel(
+    q,
+    g,
+    G,
+    k,
+    sum_q_k,
+    do,
+    d_states,
+    dw_out,
+    ddecay_all,
+    do_v,
+    diagonal_do_v,
+    do_state,
+    dq,
+    dk,
+    dv,
+    dg,
+    G_rows,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    o_v = tl.arange(0, BV)
+    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
+    b_level_T = level_of(o_t[None, :], o_t[:, None])  # [C, C]
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
     b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x17 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x27 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x37 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x47 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x57 = side_of_middle(o_t, 1, False, True)  # [C]
+    b_x16 = side_of_middle(o_t, 16, False, True)  # [C]
+    b_x26 = side_of_middle(o_t, 8, False, True)  # [C]
+    b_x36 = side_of_middle(o_t, 4, False, True)  # [C]
+    b_x46 = side_of_middle(o_t, 2, False, True)  # [C]
+    b_x56 = side_of_middle(o_t, 1, False, True)  # [C]
+    b_x100 = tl.zeros((C, C), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        i_z = tl.where(
+            i_k < -T, 1, 0
+        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_k4 = b_k3.to(tl.float32)  # [C, BK]
+        b_G3 = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+        b_G4 = b_G3.to(tl.float32)  # [C, BK]
+        b_x101 = tl.load(
+            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+            mask=o_k[None, :] < K,
+            other=0.0,
+        )  # [C, BK] gla.rec:13
+        b_decay_322 = tl.exp(tl.minimum((b_x7[:, None] * (b_G4 - b_x101)), 0.0))  # [C, BK]
+        b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        b_q4 = b_q3.to(tl.float32)  # [C, BK]
+        b_x100 += tl.where(
+            b_level_T == 32 + i_z,
+            tl.dot((b_k4 * b_decay_322).to(ED), tl.trans((b_q4 * b_decay_322).to(ED)), input_precision=PRECISION),
+            0.0,
+        )  # [C, C] gla.rec:13
+        b_x110 = tl.load(
+            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+            mask=o_k[None, :] < K,
+            other=0.0,
+        )  # [C, BK] gla.rec:13
+        b_decay_162 = tl.exp(tl.minimum((b_x16[:, None] * (b_G4 - b_x110)), 0.0))  # [C, BK]
+        b_x100 += tl.where(
+            b_level_T == 16 + i_z,
+            tl.dot((b_k4 * b_decay_162).to(ED), tl.trans((b_q4 * b_decay_162).to(ED)), input_precision=PRECISION),
+            0.0,
+        )  # [C, C] gla.rec:13
+        b_x119 = tl.load(
+            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+            mask=o_k[None, :] < K,
+            other=0.0,
+        )  # [C, BK] gla.rec:13
+        b_decay_82 = tl.exp(tl.minimum((b_x26[:, None] * (b_G4 - b_x119)), 0.0))  # [C, BK]
+        b_x100 += tl.where(
+            b_level_T == 8 + i_z,
+            tl.dot((b_k4 * b_decay_82).to(ED), tl.trans((b_q4 * b_decay_82).to(ED)), input_precision=PRECISION),
+            0.0,
+        )  # [C, C] gla.rec:13
+        b_x128 = tl.load(
+            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+            mask=o_k[None, :] < K,
+            other=0.0,
+        )  # [C, BK] gla.rec:13
+        b_decay_42 = tl.exp(tl.minimum((b_x36[:, None] * (b_G4 - b_x128)), 0.0))  # [C, BK]
+        b_x100 += tl.where(
+            b_level_T == 4 + i_z,
+            tl.dot((b_k4 * b_decay_42).to(ED), tl.trans((b_q4 * b_decay_42).to(ED)), input_precision=PRECISION),
+            0.0,
+        )  # [C, C] gla.rec:13
+        b_x137 = tl.load(
+            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+            mask=o_k[None, :] < K,
+            other=0.0,
+        )  # [C, BK] gla.rec:13
+        b_decay_22 = tl.exp(tl.minimum((b_x46[:, None] * (b_G4 - b_x137)), 0.0))  # [C, BK]
+        b_x100 += tl.where(
+            b_level_T == 2 + i_z,
+            tl.dot((b_k4 * b_decay_22).to(ED), tl.trans((b_q4 * b_decay_22).to(ED)), input_precision=PRECISION),
+            0.0,
+        )  # [C, C] gla.rec:13
+        b_x146 = tl.load(
+            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+            mask=o_k[None, :] < K,
+            other=0.0,
+        )  # [C, BK] gla.rec:13
+        b_decay_12 = tl.exp(tl.minimum((b_x56[:, None] * (b_G4 - b_x146)), 0.0))  # [C, BK]
+        b_x100 += tl.where(
+            b_level_T == 1 + i_z,
+            tl.dot((b_k4 * b_decay_12).to(ED), tl.trans((b_q4 * b_decay_12).to(ED)), input_precision=PRECISION),
+            0.0,
+        )  # [C, C] gla.rec:13
+    b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+    b_x3 = scale * b_x2  # [C]
+    b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gla.rec:13
+    b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
+    b_score_q_w3 = (scale * (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x100)).to(
+        ED
+    )  # [C, C]
+    b_xx13 = tl.zeros((C, BV), tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         i_z = tl.where(
@@ -609,17 +877,19 @@ def chunk_gradient_kernel(
         b_decay_in = tl.exp(b_G2)  # [C, BK]
         b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_x5 = scale * b_dox.to(tl.float32)  # [C, BK]
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] gla.rec:12
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] gla.rec:12
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
         b_decay_out = tl.exp(b_sum_x)  # [C, BK]
         b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
         b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_x100 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:13
+        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
+        b_xx13 = tl.dot(
+            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
+        )  # [C, BV] gla.rec:12
         b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
         b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_x8 = tl.load(
@@ -629,113 +899,108 @@ def chunk_gradient_kernel(
         )  # [C, BK] gla.rec:13
         b_decay_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
         b_x12 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
-        b_xx = tl.dot(b_x12, (b_k2 * b_decay_32).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x15 = scale * b_xx  # [C, BK]
-        b_dq2 = ((b_k2 * b_x3[:, None]) + (b_decay_in * b_x5)) + (b_decay_32 * b_x15)  # [C, BK] gla.rec:13
-        b_xx7 = tl.dot(tl.trans(b_x12), (b_q2 * b_decay_32).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x72 = scale * b_xx7  # [C, BK]
-        b_dk2 = ((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (b_decay_32 * b_x72)  # [C, BK] gla.rec:13
-        b_x107 = b_x7[:, None] * (b_decay_32 * ((b_k2 * b_x72) + (b_q2 * b_x15)))  # [C, BK]
-        b_dG2 = (
-            tl.where(o_t[:, None] == C - 1, (tl.exp(b_x100) * b_ddecay_all)[None, :], 0.0)
-            + (b_decay_in * (b_q2 * b_x5))
-        ) + b_x107  # [C, BK] gla.rec:13
-        b_x109 = sum_to_middle((-b_x107), 32)  # [C, BK] gla.rec:13
-        b_dG3 = b_dG2 + b_x109  # [C, BK] gla.rec:13
-        b_x18 = tl.load(
+        b_x14 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x71 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
+        b_xx7 = tl.dot(tl.trans(b_x12), b_x71, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x17 = tl.load(
             G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_16 = tl.exp(tl.minimum((b_x17[:, None] * (b_G2 - b_x18)), 0.0))  # [C, BK]
-        b_x22 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-        b_xx2 = tl.dot(b_x22, (b_k2 * b_decay_16).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x25 = scale * b_xx2  # [C, BK]
-        b_dq3 = b_dq2 + (b_decay_16 * b_x25)  # [C, BK] gla.rec:13
-        b_xx8 = tl.dot(tl.trans(b_x22), (b_q2 * b_decay_16).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x77 = scale * b_xx8  # [C, BK]
-        b_dk3 = b_dk2 + (b_decay_16 * b_x77)  # [C, BK] gla.rec:13
-        b_x113 = b_x17[:, None] * (b_decay_16 * ((b_k2 * b_x77) + (b_q2 * b_x25)))  # [C, BK]
-        b_dG4 = b_dG3 + b_x113  # [C, BK] gla.rec:13
-        b_x115 = sum_to_middle((-b_x113), 16)  # [C, BK] gla.rec:13
-        b_dG5 = b_dG4 + b_x115  # [C, BK] gla.rec:13
-        b_x28 = tl.load(
+        b_decay_16 = tl.exp(tl.minimum((b_x16[:, None] * (b_G2 - b_x17)), 0.0))  # [C, BK]
+        b_x21 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
+        b_x23 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
+        b_xx2 = tl.dot(b_x21, b_x23, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x25 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] gla.rec:13
+        b_x75 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
+        b_xx8 = tl.dot(tl.trans(b_x21), b_x75, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x77 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] gla.rec:13
+        b_x163 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
+        b_x181 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
+        b_x27 = tl.load(
             G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_8 = tl.exp(tl.minimum((b_x27[:, None] * (b_G2 - b_x28)), 0.0))  # [C, BK]
-        b_x32 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-        b_xx3 = tl.dot(b_x32, (b_k2 * b_decay_8).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x35 = scale * b_xx3  # [C, BK]
-        b_dq4 = b_dq3 + (b_decay_8 * b_x35)  # [C, BK] gla.rec:13
-        b_xx9 = tl.dot(tl.trans(b_x32), (b_q2 * b_decay_8).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x82 = scale * b_xx9  # [C, BK]
-        b_dk4 = b_dk3 + (b_decay_8 * b_x82)  # [C, BK] gla.rec:13
-        b_x119 = b_x27[:, None] * (b_decay_8 * ((b_k2 * b_x82) + (b_q2 * b_x35)))  # [C, BK]
-        b_dG6 = b_dG5 + b_x119  # [C, BK] gla.rec:13
-        b_x121 = sum_to_middle((-b_x119), 8)  # [C, BK] gla.rec:13
-        b_dG7 = b_dG6 + b_x121  # [C, BK] gla.rec:13
-        b_x38 = tl.load(
+        b_decay_8 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
+        b_x31 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
+        b_x33 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
+        b_xx3 = tl.dot(b_x31, b_x33, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x35 = b_x25 + (b_decay_8 * b_xx3)  # [C, BK] gla.rec:13
+        b_x80 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
+        b_xx9 = tl.dot(tl.trans(b_x31), b_x80, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x82 = b_x77 + (b_decay_8 * b_xx9)  # [C, BK] gla.rec:13
+        b_x166 = b_x163 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
+        b_x184 = b_x181 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
+        b_x37 = tl.load(
             G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_4 = tl.exp(tl.minimum((b_x37[:, None] * (b_G2 - b_x38)), 0.0))  # [C, BK]
-        b_x42 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-        b_xx4 = tl.dot(b_x42, (b_k2 * b_decay_4).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x45 = scale * b_xx4  # [C, BK]
-        b_dq5 = b_dq4 + (b_decay_4 * b_x45)  # [C, BK] gla.rec:13
-        b_xx10 = tl.dot(tl.trans(b_x42), (b_q2 * b_decay_4).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x87 = scale * b_xx10  # [C, BK]
-        b_dk5 = b_dk4 + (b_decay_4 * b_x87)  # [C, BK] gla.rec:13
-        b_x125 = b_x37[:, None] * (b_decay_4 * ((b_k2 * b_x87) + (b_q2 * b_x45)))  # [C, BK]
-        b_dG8 = b_dG7 + b_x125  # [C, BK] gla.rec:13
-        b_x127 = sum_to_middle((-b_x125), 4)  # [C, BK] gla.rec:13
-        b_dG9 = b_dG8 + b_x127  # [C, BK] gla.rec:13
-        b_x48 = tl.load(
+        b_decay_4 = tl.exp(tl.minimum((b_x36[:, None] * (b_G2 - b_x37)), 0.0))  # [C, BK]
+        b_x41 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
+        b_x43 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
+        b_xx4 = tl.dot(b_x41, b_x43, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x45 = b_x35 + (b_decay_4 * b_xx4)  # [C, BK] gla.rec:13
+        b_x85 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
+        b_xx10 = tl.dot(tl.trans(b_x41), b_x85, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x87 = b_x82 + (b_decay_4 * b_xx10)  # [C, BK] gla.rec:13
+        b_x169 = b_x166 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
+        b_x187 = b_x184 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
+        b_x47 = tl.load(
             G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_2 = tl.exp(tl.minimum((b_x47[:, None] * (b_G2 - b_x48)), 0.0))  # [C, BK]
-        b_x52 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-        b_xx5 = tl.dot(b_x52, (b_k2 * b_decay_2).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x55 = scale * b_xx5  # [C, BK]
-        b_dq6 = b_dq5 + (b_decay_2 * b_x55)  # [C, BK] gla.rec:13
-        b_xx11 = tl.dot(tl.trans(b_x52), (b_q2 * b_decay_2).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x92 = scale * b_xx11  # [C, BK]
-        b_dk6 = b_dk5 + (b_decay_2 * b_x92)  # [C, BK] gla.rec:13
-        b_x131 = b_x47[:, None] * (b_decay_2 * ((b_k2 * b_x92) + (b_q2 * b_x55)))  # [C, BK]
-        b_dG10 = b_dG9 + b_x131  # [C, BK] gla.rec:13
-        b_x133 = sum_to_middle((-b_x131), 2)  # [C, BK] gla.rec:13
-        b_dG11 = b_dG10 + b_x133  # [C, BK] gla.rec:13
-        b_x58 = tl.load(
+        b_decay_2 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
+        b_x51 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
+        b_x53 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
+        b_xx5 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x55 = b_x45 + (b_decay_2 * b_xx5)  # [C, BK] gla.rec:13
+        b_x90 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
+        b_xx11 = tl.dot(tl.trans(b_x51), b_x90, input_precision=PRECISION)  # [C, BK] gla.rec:13
+        b_x92 = b_x87 + (b_decay_2 * b_xx11)  # [C, BK] gla.rec:13
+        b_x172 = b_x169 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
+        b_x190 = b_x187 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
+        b_x57 = tl.load(
             G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] gla.rec:13
-        b_decay_1 = tl.exp(tl.minimum((b_x57[:, None] * (b_G2 - b_x58)), 0.0))  # [C, BK]
-        b_x62 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-        b_xx6 = tl.dot(b_x62, (b_k2 * b_decay_1).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x65 = scale * b_xx6  # [C, BK]
+        b_decay_1 = tl.exp(tl.minimum((b_x56[:, None] * (b_G2 - b_x57)), 0.0))  # [C, BK]
+        b_x61 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
+        b_x63 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
+        b_xx6 = tl.dot(b_x61, b_x63, input_precision=PRECISION)  # [C, BK] gla.rec:13
         dq.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dq6 + (b_decay_1 * b_x65)).to(dq.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_k2 * b_x3[:, None]) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
+            .to(dq.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] gla.rec:13
-        b_xx12 = tl.dot(tl.trans(b_x62), (b_q2 * b_decay_1).to(ED), input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x97 = scale * b_xx12  # [C, BK]
+        b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
+        b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk6 + (b_decay_1 * b_x97)).to(dk.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_x92 + (b_decay_1 * b_xx12))))
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] gla.rec:13
-        b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
-        b_x137 = b_x57[:, None] * (b_decay_1 * ((b_k2 * b_x97) + (b_q2 * b_x65)))  # [C, BK]
-        b_dG12 = b_dG11 + b_x137  # [C, BK] gla.rec:13
-        b_x139 = sum_to_middle((-b_x137), 1)  # [C, BK] gla.rec:13
-        b_sum_dG = chunk_sum((b_dG12 + b_x139), True, False)  # [C, BK] gla.rec:11
+        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+        b_dG2 = (
+            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+            + (b_decay_in * (b_q2 * b_x5))
+        ) + (scale * (b_x172 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
+        b_sum_dG = chunk_sum(
+            (b_dG2 - (scale * (b_x190 + (b_x63.to(tl.float32) * b_xx12)))), True, False
+        )  # [C, BK] gla.rec:11
         dg.store(
             [i_b, i_h, i_t * C, i_k * BK],
-            ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
+            ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
         )  # [C, BK] gla.rec:13
+    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
+    b_dv = tl.dot(b_score_q_w3, b_do, b_xx13, input_precision=PRECISION)  # [C, BV] gla.rec:13
+    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
 
 
 @triton.jit

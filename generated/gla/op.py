@@ -23,6 +23,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -41,15 +42,16 @@ ARGUMENTS = (
 )
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 17, 0, 0, 0, 6, True),
-    "scan": Facts("forward", 2, 1, 1, 0, 2, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True),
+    "scan": Facts("forward", 2, 1, 1, 0, 3, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
     "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False),
-    "states": Facts("forward", 1, 1, 0, 0, 0, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 0, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
     "products": Facts("parallel", 0, 2, 0, 2, 3, False),
-    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False),
-    "gradient": Facts("parallel", 21, 0, 1, 0, 12, True),
+    "gradient": Facts("parallel", 7, 1, 1, 1, 5, True),
+    "gradient_steep": Facts("parallel", 19, 1, 1, 1, 20, True),
 }
 
 
@@ -162,6 +164,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
@@ -198,6 +201,18 @@ class _Chunk(torch.autograd.Function):
         score_q_w = new_tiles((B * H, N * C, C), dtype, device)
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
+        at(
+            token_tiles(q, C, at.BK),
+            token_tiles(g, C, at.BK),
+            tiles(G, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(q_decay_in, C, at.BK),
+            tiles(score_q_w, C, C),
+            decay_all,
+            tiles(w_out, C, at.BK),
+            G,
+        )
+        at = configure("prepare_steep", shape)
         at(
             token_tiles(q, C, at.BK),
             token_tiles(g, C, at.BK),
@@ -247,6 +262,7 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         w_out, q_decay_in = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
+        sum_q_k = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         at = configure("prepare_backward", shape)
         at(
             token_tiles(q, C, at.BK),
@@ -256,6 +272,7 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(w_out, C, at.BK),
             tiles(q_decay_in, C, at.BK),
+            sum_q_k,
             G,
         )
         states = new_tiles((B * H * N, V, K), dtype, device)
@@ -272,7 +289,7 @@ class _Chunk(torch.autograd.Function):
             d_initial_state,
             scale,
         )
-        dw_out, do_state = new_tiles((2, B * H, N * C, K), torch.float32, device).unbind()
+        dw_out, do_state = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
         ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         do_v = new_tiles((B * H, N * C, C), dtype, device)
         diagonal_do_v = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
@@ -288,18 +305,9 @@ class _Chunk(torch.autograd.Function):
             tiles(do_v, C, C),
             diagonal_do_v,
         )
-        dv = new_tiles((B, T, H, V), v.dtype, device)
-        at = configure("gradient_values", shape)
-        at(
-            tiles(score_q_w, C, C),
-            tiles(w_out, C, at.BK),
-            token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
-            token_tiles(dv, C, at.BV),
-            scale,
-        )
         dq = new_tiles((B, T, H, K), q.dtype, device)
         dk = new_tiles((B, T, H, K), k.dtype, device)
+        dv = new_tiles((B, T, H, V), v.dtype, device)
         dg = new_tiles((B, T, H, K), g.dtype, device)
         at = configure("gradient", shape)
         at(
@@ -307,6 +315,9 @@ class _Chunk(torch.autograd.Function):
             token_tiles(g, C, at.BK),
             tiles(G, C, at.BK),
             token_tiles(k, C, at.BK),
+            sum_q_k,
+            token_tiles(do, C, at.BV),
+            tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             tiles(do_v, C, C),
@@ -314,6 +325,28 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
+            token_tiles(dv, C, at.BV),
+            token_tiles(dg, C, at.BK),
+            G,
+            scale,
+        )
+        at = configure("gradient_steep", shape)
+        at(
+            token_tiles(q, C, at.BK),
+            token_tiles(g, C, at.BK),
+            tiles(G, C, at.BK),
+            token_tiles(k, C, at.BK),
+            sum_q_k,
+            token_tiles(do, C, at.BV),
+            tiles(d_states, at.BV, at.BK),
+            tiles(dw_out, C, at.BK),
+            ddecay_all,
+            tiles(do_v, C, C),
+            diagonal_do_v,
+            tiles(do_state, C, at.BK),
+            token_tiles(dq, C, at.BK),
+            token_tiles(dk, C, at.BK),
+            token_tiles(dv, C, at.BV),
             token_tiles(dg, C, at.BK),
             G,
             scale,

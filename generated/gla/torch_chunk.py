@@ -54,6 +54,33 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
+def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+
+    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
+    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    """
+    B, H, N, C = gate.shape[:4]
+    total = _segment_sum(gate, -2, False, False)
+    middle = total[..., C // 2 - 1, None, :]
+    span = (
+        4.0 if gate.dtype == torch.float32 else 60.0
+    )  # the exponential of a large number is not precise enough for fp32
+    if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
+        read, write = (
+            _segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before)
+        )
+        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
+        return product.tril(-1)
+    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
+    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
+    for size in [1 << i for i in range(C.bit_length() - 1)]:
+        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
+        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
+        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
+    return score
+
+
 def torch_chunk_gla(q, k, v, g, *, scale, initial_state):
     """S = S @ diag(exp(g))          # forget
     S = S + v @ k.T               # write
@@ -94,17 +121,11 @@ def _piece(q, k, v, g, S, scale):
     decay_all = x.sum(-2).exp()  # [B, H, N, K] gla.rec:13
     x3 = v.mT @ (k * _segment_sum(x, -2, True, True).exp())  # [B, H, N, V, K] gla.rec:12
     x4 = q * _segment_sum(x, -2, False, False).exp()  # [B, H, N, C, K] gla.rec:13
-    score_q_w = torch.diag_embed(x2)  # [B, H, N, C, C]
-    for size in (1, 2, 4, 8, 16):
-        _across(score_q_w, size).copy_(
-            _upper(q, size)
-            * _segment_sum(_upper(x, size), -2, False, False).exp()
-            @ (_lower(k, size) * _segment_sum(_lower(x, size), -2, True, True).exp()).mT
-        )
-    x5 = scale * (score_q_w @ v)  # [B, H, N, C, V] gla.rec:13
+    x5 = _score(q, k, x, False, False)  # [B, H, N, C, C] gla.rec:13
+    x6 = scale * ((x5 + torch.diag_embed(x2)) @ v)  # [B, H, N, C, V] gla.rec:13
     states = []
     for decay_all_n, x_n in zip(decay_all.unbind(2), x3.unbind(2), strict=True):
         states.append(S)
         S = S * decay_all_n[..., None, :] + x_n  # [B, H, V, K]
     states = torch.stack(states, 2)  # [B, H, N, ...]
-    return _tokens(scale * (x4 @ states.mT) + x5, T), S
+    return _tokens(scale * (x4 @ states.mT) + x6, T), S

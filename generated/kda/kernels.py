@@ -37,16 +37,13 @@ def level_of(t, s):
 
 
 @triton.jit
-def sum_to_middle(x, SIZE: tl.constexpr):
-    """The sum over each block of 2 * SIZE rows, in the last row of its lower half; zero elsewhere. [C, D]"""
-    C: tl.constexpr = x.shape[0]
-    if 2 * SIZE > C:
-        result = tl.zeros_like(x)
-    else:
-        total = tl.sum(tl.reshape(x, (C // (2 * SIZE), 2 * SIZE, x.shape[1])), 1)
-        row = tl.arange(0, 2 * SIZE)[None, :, None]
-        result = tl.reshape(tl.where(row == SIZE - 1, total[:, None, :], 0.0), x.shape)
-    return result
+def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
+    WIDTH apart."""
+    o = tl.arange(0, triton.next_power_of_2(K))
+    middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
+    last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
+    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
 
 
 @triton.jit
@@ -175,9 +172,98 @@ def chunk_prepare_kernel(
     ED: tl.constexpr,
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head."""
+    """What depends on one chunk alone. One program a chunk and head, where its decay is even."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    i_row = i_b.to(tl.int64) * T + i_t * C
+    o_t = tl.arange(0, C)
+    m_t = i_t * C + o_t < T
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
+    b_xx = tl.zeros((C, C), tl.float32)
+    b_xx2 = tl.zeros((C, C), tl.float32)
+    b_sum_x = tl.zeros((C,), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+        b_G2 = b_G.to(tl.float32)  # [C, BK]
+        b_decay_in = tl.exp(b_G2)  # [C, BK]
+        k_decay_in.store(
+            [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
+        )  # [C, BK] kda.rec:15
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] kda.rec:15
+        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+        b_x8 = tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED))  # [BK, C]
+        b_xx = tl.dot((b_k2 * b_decay_read).to(ED), b_x8, b_xx, input_precision=PRECISION)  # [C, C] kda.rec:15
+        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        decay_in_q.store(
+            [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
+        )  # [C, BK] kda.rec:16
+        b_xx2 = tl.dot((b_q2 * b_decay_read).to(ED), b_x8, b_xx2, input_precision=PRECISION)  # [C, C] kda.rec:16
+        b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+        b_G_row2 = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] kda.rec:16
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] kda.rec:16
+        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+        k_decay_out.store(
+            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
+        )  # [C, BK] kda.rec:15
+    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+    b_inverse = unit_lower_inverse(
+        (-(tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0) * b_beta[None, :])), XD, PRECISION
+    )  # [C, C] kda.rec:15
+    inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
+    score_q_w.store(
+        [i_bh, i_t * C, 0],
+        (
+            tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)
+            + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
+        )
+        .to(score_q_w.dtype)
+        .reshape(1, C, C),
+    )  # [C, C] kda.rec:16
+
+
+@triton.jit
+def chunk_prepare_steep_kernel(
+    k,
+    g,
+    G,
+    beta,
+    q,
+    k_decay_in,
+    inverse,
+    decay_in_q,
+    score_q_w,
+    decay_all,
+    k_decay_out,
+    G_rows,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    ED: tl.constexpr,
+    XD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
     i_h = i_p % H
     i_t = (i_p // H) % N
@@ -188,6 +274,8 @@ def chunk_prepare_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
     b_x2 = side_of_middle(o_t, 32, False, True)  # [C]
     b_x10 = side_of_middle(o_t, 16, False, True)  # [C]
     b_x18 = side_of_middle(o_t, 8, False, True)  # [C]
@@ -195,7 +283,8 @@ def chunk_prepare_kernel(
     b_x34 = side_of_middle(o_t, 2, False, True)  # [C]
     b_x42 = side_of_middle(o_t, 1, False, True)  # [C]
     b_score_a_w = tl.zeros((C, C), tl.float32)
-    b_score_q_w = tl.zeros((C, C), tl.float32)
+    b_sum_x = tl.zeros((C,), tl.float32)
+    b_x54 = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         i_z = tl.where(
@@ -214,18 +303,14 @@ def chunk_prepare_kernel(
         decay_in_q.store(
             [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:16
-        b_score_q_w += tl.where(
-            o_t[:, None] == o_t[None, :], (tl.sum((b_k2 * b_q2), 1))[:, None], 0.0
-        )  # [C, C] kda.rec:16
-        b_x65 = tl.load(
+        b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+        b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] kda.rec:16
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_x65), mask=o_k < K)  # [BK] kda.rec:16
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] kda.rec:15
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] kda.rec:16
+        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
         k_decay_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:15
         b_x3 = tl.load(
             G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -238,8 +323,8 @@ def chunk_prepare_kernel(
         b_score_a_w += tl.where(
             b_level == 32 + i_z, tl.dot(b_x8, b_x9, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:15
-        b_score_q_w += tl.where(
-            b_level == 32 + i_z, tl.dot((b_decay_32 * b_q2).to(ED), b_x9, input_precision=PRECISION), 0.0
+        b_x54 += tl.where(
+            b_level == 32 + i_z, tl.dot((b_q2 * b_decay_32).to(ED), b_x9, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:16
         b_x11 = tl.load(
             G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -252,8 +337,8 @@ def chunk_prepare_kernel(
         b_score_a_w += tl.where(
             b_level == 16 + i_z, tl.dot(b_x16, b_x17, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:15
-        b_score_q_w += tl.where(
-            b_level == 16 + i_z, tl.dot((b_decay_16 * b_q2).to(ED), b_x17, input_precision=PRECISION), 0.0
+        b_x54 += tl.where(
+            b_level == 16 + i_z, tl.dot((b_q2 * b_decay_16).to(ED), b_x17, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:16
         b_x19 = tl.load(
             G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -266,8 +351,8 @@ def chunk_prepare_kernel(
         b_score_a_w += tl.where(
             b_level == 8 + i_z, tl.dot(b_x24, b_x25, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:15
-        b_score_q_w += tl.where(
-            b_level == 8 + i_z, tl.dot((b_decay_8 * b_q2).to(ED), b_x25, input_precision=PRECISION), 0.0
+        b_x54 += tl.where(
+            b_level == 8 + i_z, tl.dot((b_q2 * b_decay_8).to(ED), b_x25, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:16
         b_x27 = tl.load(
             G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -280,8 +365,8 @@ def chunk_prepare_kernel(
         b_score_a_w += tl.where(
             b_level == 4 + i_z, tl.dot(b_x32, b_x33, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:15
-        b_score_q_w += tl.where(
-            b_level == 4 + i_z, tl.dot((b_decay_4 * b_q2).to(ED), b_x33, input_precision=PRECISION), 0.0
+        b_x54 += tl.where(
+            b_level == 4 + i_z, tl.dot((b_q2 * b_decay_4).to(ED), b_x33, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:16
         b_x35 = tl.load(
             G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -294,8 +379,8 @@ def chunk_prepare_kernel(
         b_score_a_w += tl.where(
             b_level == 2 + i_z, tl.dot(b_x40, b_x41, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:15
-        b_score_q_w += tl.where(
-            b_level == 2 + i_z, tl.dot((b_decay_2 * b_q2).to(ED), b_x41, input_precision=PRECISION), 0.0
+        b_x54 += tl.where(
+            b_level == 2 + i_z, tl.dot((b_q2 * b_decay_2).to(ED), b_x41, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:16
         b_x43 = tl.load(
             G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -308,13 +393,16 @@ def chunk_prepare_kernel(
         b_score_a_w += tl.where(
             b_level == 1 + i_z, tl.dot(b_x48, b_x49, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:15
-        b_score_q_w += tl.where(
-            b_level == 1 + i_z, tl.dot((b_decay_1 * b_q2).to(ED), b_x49, input_precision=PRECISION), 0.0
+        b_x54 += tl.where(
+            b_level == 1 + i_z, tl.dot((b_q2 * b_decay_1).to(ED), b_x49, input_precision=PRECISION), 0.0
         )  # [C, C] kda.rec:16
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
     b_inverse = unit_lower_inverse((-(b_score_a_w * b_beta[None, :])), XD, PRECISION)  # [C, C] kda.rec:15
     inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
-    score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] kda.rec:16
+    score_q_w.store(
+        [i_bh, i_t * C, 0],
+        (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x54).to(score_q_w.dtype).reshape(1, C, C),
+    )  # [C, C] kda.rec:16
 
 
 @triton.jit
@@ -451,13 +539,11 @@ def chunk_prepare_backward_kernel(
         k_decay_in.store(
             [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:15
-        b_x2 = tl.load(
+        b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] kda.rec:16
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_x2), mask=o_k < K)  # [BK] kda.rec:16
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] kda.rec:15
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] kda.rec:16
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
         k_decay_out.store(
             [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:15
@@ -694,9 +780,160 @@ def chunk_gradient_kernel(
     BK: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head."""
+    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is even."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    i_row = i_b.to(tl.int64) * T + i_t * C
+    o_t = tl.arange(0, C)
+    m_t = i_t * C + o_t < T
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
+    b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+    b_x3 = b_beta * scale  # [C]
+    b_x4 = b_x * b_x3  # [C]
+    b_doU = do_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:16
+    b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
+    b_x19 = tl.trans(b_x7)  # [C, C]
+    b_dYU = dY_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:15
+    b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
+    b_dL2 = tl.trans(b_dL)  # [C, C]
+    b_sum_x3 = tl.zeros((C,), tl.float32)
+    b_sum_x4 = tl.zeros((C,), tl.float32)
+    b_sum_x6 = tl.zeros((C,), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+        b_G2 = b_G.to(tl.float32)  # [C, BK]
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] kda.rec:15
+        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+        b_x11 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x7, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_decay_in = tl.exp(b_G2)  # [C, BK]
+        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+        b_x14 = scale * b_dox.to(tl.float32)  # [C, BK]
+        dq.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_k2 * b_x4[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x14))
+            .to(dq.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] kda.rec:16
+        b_G_row2 = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] kda.rec:15
+        b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+        b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+        b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
+        b_x16 = b_beta[:, None] * b_Ux2  # [C, BK]
+        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        b_x21 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+        b_xx2 = tl.dot(b_x19, b_x21, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x22 = b_decay_write * b_xx2  # [C, BK]
+        b_dLx = tl.dot(b_dL, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x26 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
+        b_dLx2 = tl.dot(b_dL2, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x27 = b_decay_write * b_dLx2  # [C, BK]
+        b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+        b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+        dk.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (
+                (
+                    (
+                        (((b_decay_out * b_x16) + (b_q2 * b_x4[:, None])) + (b_x22 * b_x3[:, None]))
+                        - (b_decay_read * b_dLx)
+                    )
+                    - (b_beta[:, None] * b_x27)
+                )
+                - (b_decay_in * b_dYx2)
+            )
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] kda.rec:15
+        b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x16)), False, True)  # [C, BK] kda.rec:15
+        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+        b_x36 = b_x11.to(tl.float32)  # [C, BK]
+        b_sum_dG = chunk_sum(
+            (
+                (
+                    (
+                        (
+                            (
+                                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
+                                + (scale * (b_x21.to(tl.float32) * b_xx))
+                            )
+                            - (scale * (b_xx2 * b_x36))
+                        )
+                        - (b_x26.to(tl.float32) * b_dLx)
+                    )
+                    + (b_x36 * b_dLx2)
+                )
+                + (b_decay_in * ((b_q2 * b_x14) - (b_k2 * b_dYx2)))
+            ),
+            True,
+            False,
+        )  # [C, BK] kda.rec:12
+        b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+        dg.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
+        )  # [C, BK] kda.rec:15
+        b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
+        b_sum_x4 += tl.sum((b_k2 * b_x22), 1)  # [C] kda.rec:16
+        b_sum_x6 += tl.sum((b_k2 * b_x27), 1)  # [C] kda.rec:15
+    b_sum_x5 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
+    tl.store(
+        dbeta + (i_row + o_t) * H + i_h, ((b_sum_x3 + (scale * (b_sum_x4 + (b_sum_x5 * b_x)))) + (-b_sum_x6)), mask=m_t
+    )  # [C] kda.rec:15
+
+
+@triton.jit
+def chunk_gradient_steep_kernel(
+    k,
+    g,
+    G,
+    beta,
+    q,
+    sum_k_q,
+    U_dstate,
+    ddecay_all,
+    do_U,
+    diagonal_do_U,
+    do_state,
+    dY_U,
+    dY_state,
+    dq,
+    dk,
+    dg,
+    dbeta,
+    G_rows,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    ED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
     i_h = i_p % H
     i_t = (i_p // H) % N
@@ -707,32 +944,23 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
     b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
     b_x3 = b_beta * scale  # [C]
     b_x4 = b_x * b_x3  # [C]
     b_doU = do_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:16
     b_dYU = dY_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:15
-    b_dYU2 = b_dYU.to(tl.float32)  # [C, C]
     b_x8 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x19 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x30 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x41 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x52 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x63 = side_of_middle(o_t, 1, False, True)  # [C]
+    b_x18 = side_of_middle(o_t, 16, False, True)  # [C]
+    b_x29 = side_of_middle(o_t, 8, False, True)  # [C]
+    b_x40 = side_of_middle(o_t, 4, False, True)  # [C]
+    b_x51 = side_of_middle(o_t, 2, False, True)  # [C]
+    b_x62 = side_of_middle(o_t, 1, False, True)  # [C]
     b_sum_x3 = tl.zeros((C,), tl.float32)
     b_sum_x5 = tl.zeros((C,), tl.float32)
     b_sum_x6 = tl.zeros((C,), tl.float32)
-    b_sum_x7 = tl.zeros((C,), tl.float32)
-    b_sum_x8 = tl.zeros((C,), tl.float32)
-    b_sum_x9 = tl.zeros((C,), tl.float32)
-    b_sum_x10 = tl.zeros((C,), tl.float32)
-    b_sum_x11 = tl.zeros((C,), tl.float32)
-    b_sum_x12 = tl.zeros((C,), tl.float32)
-    b_sum_x13 = tl.zeros((C,), tl.float32)
-    b_sum_x14 = tl.zeros((C,), tl.float32)
-    b_sum_x15 = tl.zeros((C,), tl.float32)
-    b_sum_x16 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         i_z = tl.where(
@@ -745,9 +973,10 @@ def chunk_gradient_kernel(
         b_decay_in = tl.exp(b_G2)  # [C, BK]
         b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
         b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] kda.rec:15
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] kda.rec:15
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
         b_decay_out = tl.exp(b_sum_x)  # [C, BK]
         b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
@@ -756,9 +985,6 @@ def chunk_gradient_kernel(
         b_q2 = b_q.to(tl.float32)  # [C, BK]
         b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-        b_x163 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:16
         b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
         b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
         b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
@@ -770,186 +996,165 @@ def chunk_gradient_kernel(
         b_decay_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
         b_x13 = tl.where(b_level == 32 + i_z, b_doU, 0.0)  # [C, C]
         b_x14 = b_k2 * b_decay_32  # [C, BK]
-        b_x16 = (b_beta[:, None] * b_x14).to(ED)  # [C, BK]
+        b_x16 = (b_x14 * b_beta[:, None]).to(ED)  # [C, BK]
         b_xx = tl.dot(b_x13, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x17 = scale * b_xx  # [C, BK]
-        b_dq2 = ((b_k2 * b_x4[:, None]) + (b_decay_in * b_x6)) + (b_decay_32 * b_x17)  # [C, BK] kda.rec:16
-        b_xx7 = tl.dot(tl.trans(b_x13), (b_decay_32 * b_q2).to(ED), input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_xx8 = tl.dot(
-            tl.trans(tl.where(b_level == 32 + i_z, b_dYU, 0.0)), b_x14.to(ED), input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_x86 = (b_xx7 * b_x3[:, None]) - (b_beta[:, None] * b_xx8)  # [C, BK] kda.rec:15
-        b_x90 = tl.dot(
-            (-tl.where(b_level == 32 + i_z, b_dYU2, 0.0)).to(ED), b_x16, b_x86, input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_dk3 = (((b_decay_out * b_x74) + (b_q2 * b_x4[:, None])) - (b_decay_in * b_dYx2)) + (
-            b_decay_32 * b_x90
-        )  # [C, BK] kda.rec:15
-        b_x172 = b_x8[:, None] * (b_decay_32 * ((b_q2 * b_x17) + (b_k2 * b_x90)))  # [C, BK]
+        b_x80 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
+        b_xx7 = tl.dot(tl.trans(b_x13), b_x80, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x108 = tl.where(b_level == 32 + i_z, b_dYU, 0.0)  # [C, C]
+        b_xx13 = tl.dot(b_x108, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x126 = b_x14.to(ED)  # [C, BK]
+        b_xx19 = tl.dot(tl.trans(b_x108), b_x126, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x155 = b_x16.to(tl.float32)  # [C, BK]
         b_dG2 = (
-            tl.where(o_t[:, None] == C - 1, (tl.exp(b_x163) * b_ddecay_all)[None, :], 0.0)
+            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
             + (b_decay_in * ((b_q2 * b_x6) - (b_k2 * b_dYx2)))
-        ) + b_x172  # [C, BK] kda.rec:15
-        b_x174 = sum_to_middle((-b_x172), 32)  # [C, BK] kda.rec:15
-        b_dG3 = b_dG2 + b_x174  # [C, BK] kda.rec:15
-        b_sum_x5 += tl.sum((b_x14 * b_xx7), 1)  # [C] kda.rec:16
-        b_sum_x11 += tl.sum((b_x14 * b_xx8), 1)  # [C] kda.rec:15
-        b_x20 = tl.load(
+        ) + (b_x155 * b_xx19)  # [C, BK] kda.rec:15
+        b_x19 = tl.load(
             G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] kda.rec:15
-        b_decay_16 = tl.exp(tl.minimum((b_x19[:, None] * (b_G2 - b_x20)), 0.0))  # [C, BK]
-        b_x24 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
-        b_x25 = b_k2 * b_decay_16  # [C, BK]
-        b_x27 = (b_beta[:, None] * b_x25).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x24, b_x27, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x28 = scale * b_xx2  # [C, BK]
-        b_dq3 = b_dq2 + (b_decay_16 * b_x28)  # [C, BK] kda.rec:16
-        b_xx9 = tl.dot(tl.trans(b_x24), (b_decay_16 * b_q2).to(ED), input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_xx10 = tl.dot(
-            tl.trans(tl.where(b_level == 16 + i_z, b_dYU, 0.0)), b_x25.to(ED), input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_x100 = (b_xx9 * b_x3[:, None]) - (b_beta[:, None] * b_xx10)  # [C, BK] kda.rec:15
-        b_x104 = tl.dot(
-            (-tl.where(b_level == 16 + i_z, b_dYU2, 0.0)).to(ED), b_x27, b_x100, input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_dk4 = b_dk3 + (b_decay_16 * b_x104)  # [C, BK] kda.rec:15
-        b_x178 = b_x19[:, None] * (b_decay_16 * ((b_q2 * b_x28) + (b_k2 * b_x104)))  # [C, BK]
-        b_dG4 = b_dG3 + b_x178  # [C, BK] kda.rec:15
-        b_x180 = sum_to_middle((-b_x178), 16)  # [C, BK] kda.rec:15
-        b_dG5 = b_dG4 + b_x180  # [C, BK] kda.rec:15
-        b_sum_x6 += tl.sum((b_x25 * b_xx9), 1)  # [C] kda.rec:16
-        b_sum_x12 += tl.sum((b_x25 * b_xx10), 1)  # [C] kda.rec:15
-        b_x31 = tl.load(
+        b_decay_16 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
+        b_x23 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
+        b_x24 = b_k2 * b_decay_16  # [C, BK]
+        b_x26 = (b_x24 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx2 = tl.dot(b_x23, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x28 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] kda.rec:16
+        b_x84 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
+        b_xx8 = tl.dot(tl.trans(b_x23), b_x84, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x86 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] kda.rec:16
+        b_x110 = tl.where(b_level == 16 + i_z, b_dYU, 0.0)  # [C, C]
+        b_xx14 = tl.dot(b_x110, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x112 = (b_decay_32 * b_xx13) + (b_decay_16 * b_xx14)  # [C, BK] kda.rec:15
+        b_x129 = b_x24.to(ED)  # [C, BK]
+        b_xx20 = tl.dot(tl.trans(b_x110), b_x129, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x131 = (b_decay_32 * b_xx19) + (b_decay_16 * b_xx20)  # [C, BK] kda.rec:15
+        b_x157 = b_x26.to(tl.float32)  # [C, BK]
+        b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:15
+        b_x169 = (b_x80.to(tl.float32) * b_xx) + (b_x84.to(tl.float32) * b_xx2)  # [C, BK] kda.rec:16
+        b_x185 = (b_xx7 * b_x155) + (b_xx8 * b_x157)  # [C, BK] kda.rec:16
+        b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
+        b_x30 = tl.load(
             G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] kda.rec:15
-        b_decay_8 = tl.exp(tl.minimum((b_x30[:, None] * (b_G2 - b_x31)), 0.0))  # [C, BK]
-        b_x35 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
-        b_x36 = b_k2 * b_decay_8  # [C, BK]
-        b_x38 = (b_beta[:, None] * b_x36).to(ED)  # [C, BK]
-        b_xx3 = tl.dot(b_x35, b_x38, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x39 = scale * b_xx3  # [C, BK]
-        b_dq4 = b_dq3 + (b_decay_8 * b_x39)  # [C, BK] kda.rec:16
-        b_xx11 = tl.dot(tl.trans(b_x35), (b_decay_8 * b_q2).to(ED), input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_xx12 = tl.dot(
-            tl.trans(tl.where(b_level == 8 + i_z, b_dYU, 0.0)), b_x36.to(ED), input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_x114 = (b_xx11 * b_x3[:, None]) - (b_beta[:, None] * b_xx12)  # [C, BK] kda.rec:15
-        b_x118 = tl.dot(
-            (-tl.where(b_level == 8 + i_z, b_dYU2, 0.0)).to(ED), b_x38, b_x114, input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_dk5 = b_dk4 + (b_decay_8 * b_x118)  # [C, BK] kda.rec:15
-        b_x184 = b_x30[:, None] * (b_decay_8 * ((b_q2 * b_x39) + (b_k2 * b_x118)))  # [C, BK]
-        b_dG6 = b_dG5 + b_x184  # [C, BK] kda.rec:15
-        b_x186 = sum_to_middle((-b_x184), 8)  # [C, BK] kda.rec:15
-        b_dG7 = b_dG6 + b_x186  # [C, BK] kda.rec:15
-        b_sum_x7 += tl.sum((b_x36 * b_xx11), 1)  # [C] kda.rec:16
-        b_sum_x13 += tl.sum((b_x36 * b_xx12), 1)  # [C] kda.rec:15
-        b_x42 = tl.load(
+        b_decay_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
+        b_x34 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
+        b_x35 = b_k2 * b_decay_8  # [C, BK]
+        b_x37 = (b_x35 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx3 = tl.dot(b_x34, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x39 = b_x28 + (b_decay_8 * b_xx3)  # [C, BK] kda.rec:16
+        b_x89 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
+        b_xx9 = tl.dot(tl.trans(b_x34), b_x89, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x91 = b_x86 + (b_decay_8 * b_xx9)  # [C, BK] kda.rec:16
+        b_x113 = tl.where(b_level == 8 + i_z, b_dYU, 0.0)  # [C, C]
+        b_xx15 = tl.dot(b_x113, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x115 = b_x112 + (b_decay_8 * b_xx15)  # [C, BK] kda.rec:15
+        b_x133 = b_x35.to(ED)  # [C, BK]
+        b_xx21 = tl.dot(tl.trans(b_x113), b_x133, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x135 = b_x131 + (b_decay_8 * b_xx21)  # [C, BK] kda.rec:15
+        b_x159 = b_x37.to(tl.float32)  # [C, BK]
+        b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:15
+        b_x172 = b_x169 + (b_x89.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:16
+        b_x187 = b_x185 + (b_xx9 * b_x159)  # [C, BK] kda.rec:16
+        b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
+        b_x41 = tl.load(
             G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] kda.rec:15
-        b_decay_4 = tl.exp(tl.minimum((b_x41[:, None] * (b_G2 - b_x42)), 0.0))  # [C, BK]
-        b_x46 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
-        b_x47 = b_k2 * b_decay_4  # [C, BK]
-        b_x49 = (b_beta[:, None] * b_x47).to(ED)  # [C, BK]
-        b_xx4 = tl.dot(b_x46, b_x49, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x50 = scale * b_xx4  # [C, BK]
-        b_dq5 = b_dq4 + (b_decay_4 * b_x50)  # [C, BK] kda.rec:16
-        b_xx13 = tl.dot(tl.trans(b_x46), (b_decay_4 * b_q2).to(ED), input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_xx14 = tl.dot(
-            tl.trans(tl.where(b_level == 4 + i_z, b_dYU, 0.0)), b_x47.to(ED), input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_x128 = (b_xx13 * b_x3[:, None]) - (b_beta[:, None] * b_xx14)  # [C, BK] kda.rec:15
-        b_x132 = tl.dot(
-            (-tl.where(b_level == 4 + i_z, b_dYU2, 0.0)).to(ED), b_x49, b_x128, input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_dk6 = b_dk5 + (b_decay_4 * b_x132)  # [C, BK] kda.rec:15
-        b_x190 = b_x41[:, None] * (b_decay_4 * ((b_q2 * b_x50) + (b_k2 * b_x132)))  # [C, BK]
-        b_dG8 = b_dG7 + b_x190  # [C, BK] kda.rec:15
-        b_x192 = sum_to_middle((-b_x190), 4)  # [C, BK] kda.rec:15
-        b_dG9 = b_dG8 + b_x192  # [C, BK] kda.rec:15
-        b_sum_x8 += tl.sum((b_x47 * b_xx13), 1)  # [C] kda.rec:16
-        b_sum_x14 += tl.sum((b_x47 * b_xx14), 1)  # [C] kda.rec:15
-        b_x53 = tl.load(
+        b_decay_4 = tl.exp(tl.minimum((b_x40[:, None] * (b_G2 - b_x41)), 0.0))  # [C, BK]
+        b_x45 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
+        b_x46 = b_k2 * b_decay_4  # [C, BK]
+        b_x48 = (b_x46 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx4 = tl.dot(b_x45, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x50 = b_x39 + (b_decay_4 * b_xx4)  # [C, BK] kda.rec:16
+        b_x94 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
+        b_xx10 = tl.dot(tl.trans(b_x45), b_x94, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x96 = b_x91 + (b_decay_4 * b_xx10)  # [C, BK] kda.rec:16
+        b_x116 = tl.where(b_level == 4 + i_z, b_dYU, 0.0)  # [C, C]
+        b_xx16 = tl.dot(b_x116, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x118 = b_x115 + (b_decay_4 * b_xx16)  # [C, BK] kda.rec:15
+        b_x137 = b_x46.to(ED)  # [C, BK]
+        b_xx22 = tl.dot(tl.trans(b_x116), b_x137, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x139 = b_x135 + (b_decay_4 * b_xx22)  # [C, BK] kda.rec:15
+        b_x161 = b_x48.to(tl.float32)  # [C, BK]
+        b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:15
+        b_x175 = b_x172 + (b_x94.to(tl.float32) * b_xx4)  # [C, BK] kda.rec:16
+        b_x189 = b_x187 + (b_xx10 * b_x161)  # [C, BK] kda.rec:16
+        b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
+        b_x52 = tl.load(
             G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] kda.rec:15
-        b_decay_2 = tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x53)), 0.0))  # [C, BK]
-        b_x57 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
-        b_x58 = b_k2 * b_decay_2  # [C, BK]
-        b_x60 = (b_beta[:, None] * b_x58).to(ED)  # [C, BK]
-        b_xx5 = tl.dot(b_x57, b_x60, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x61 = scale * b_xx5  # [C, BK]
-        b_dq6 = b_dq5 + (b_decay_2 * b_x61)  # [C, BK] kda.rec:16
-        b_xx15 = tl.dot(tl.trans(b_x57), (b_decay_2 * b_q2).to(ED), input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_xx16 = tl.dot(
-            tl.trans(tl.where(b_level == 2 + i_z, b_dYU, 0.0)), b_x58.to(ED), input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_x142 = (b_xx15 * b_x3[:, None]) - (b_beta[:, None] * b_xx16)  # [C, BK] kda.rec:15
-        b_x146 = tl.dot(
-            (-tl.where(b_level == 2 + i_z, b_dYU2, 0.0)).to(ED), b_x60, b_x142, input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
-        b_dk7 = b_dk6 + (b_decay_2 * b_x146)  # [C, BK] kda.rec:15
-        b_x196 = b_x52[:, None] * (b_decay_2 * ((b_q2 * b_x61) + (b_k2 * b_x146)))  # [C, BK]
-        b_dG10 = b_dG9 + b_x196  # [C, BK] kda.rec:15
-        b_x198 = sum_to_middle((-b_x196), 2)  # [C, BK] kda.rec:15
-        b_dG11 = b_dG10 + b_x198  # [C, BK] kda.rec:15
-        b_sum_x9 += tl.sum((b_x58 * b_xx15), 1)  # [C] kda.rec:16
-        b_sum_x15 += tl.sum((b_x58 * b_xx16), 1)  # [C] kda.rec:15
-        b_x64 = tl.load(
+        b_decay_2 = tl.exp(tl.minimum((b_x51[:, None] * (b_G2 - b_x52)), 0.0))  # [C, BK]
+        b_x56 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
+        b_x57 = b_k2 * b_decay_2  # [C, BK]
+        b_x59 = (b_x57 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx5 = tl.dot(b_x56, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x61 = b_x50 + (b_decay_2 * b_xx5)  # [C, BK] kda.rec:16
+        b_x99 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
+        b_xx11 = tl.dot(tl.trans(b_x56), b_x99, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x101 = b_x96 + (b_decay_2 * b_xx11)  # [C, BK] kda.rec:16
+        b_x119 = tl.where(b_level == 2 + i_z, b_dYU, 0.0)  # [C, C]
+        b_xx17 = tl.dot(b_x119, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x121 = b_x118 + (b_decay_2 * b_xx17)  # [C, BK] kda.rec:15
+        b_x141 = b_x57.to(ED)  # [C, BK]
+        b_xx23 = tl.dot(tl.trans(b_x119), b_x141, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x143 = b_x139 + (b_decay_2 * b_xx23)  # [C, BK] kda.rec:15
+        b_x163 = b_x59.to(tl.float32)  # [C, BK]
+        b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:15
+        b_x178 = b_x175 + (b_x99.to(tl.float32) * b_xx5)  # [C, BK] kda.rec:16
+        b_x191 = b_x189 + (b_xx11 * b_x163)  # [C, BK] kda.rec:16
+        b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
+        b_x63 = tl.load(
             G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] kda.rec:15
-        b_decay_1 = tl.exp(tl.minimum((b_x63[:, None] * (b_G2 - b_x64)), 0.0))  # [C, BK]
-        b_x68 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
-        b_x69 = b_k2 * b_decay_1  # [C, BK]
-        b_x71 = (b_beta[:, None] * b_x69).to(ED)  # [C, BK]
-        b_xx6 = tl.dot(b_x68, b_x71, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x72 = scale * b_xx6  # [C, BK]
+        b_decay_1 = tl.exp(tl.minimum((b_x62[:, None] * (b_G2 - b_x63)), 0.0))  # [C, BK]
+        b_x67 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
+        b_x68 = b_k2 * b_decay_1  # [C, BK]
+        b_x70 = (b_x68 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx6 = tl.dot(b_x67, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:16
         dq.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dq6 + (b_decay_1 * b_x72)).to(dq.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_k2 * b_x4[:, None]) + (b_decay_in * b_x6)) + (scale * (b_x61 + (b_decay_1 * b_xx6))))
+            .to(dq.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] kda.rec:16
-        b_xx17 = tl.dot(tl.trans(b_x68), (b_decay_1 * b_q2).to(ED), input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_xx18 = tl.dot(
-            tl.trans(tl.where(b_level == 1 + i_z, b_dYU, 0.0)), b_x69.to(ED), input_precision=PRECISION
+        b_x104 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
+        b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
+        b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
+        b_dk3 = (((b_decay_out * b_x74) + (b_q2 * b_x4[:, None])) - (b_decay_in * b_dYx2)) + (
+            b_x106 * b_x3[:, None]
         )  # [C, BK] kda.rec:15
-        b_x156 = (b_xx17 * b_x3[:, None]) - (b_beta[:, None] * b_xx18)  # [C, BK] kda.rec:15
-        b_x160 = tl.dot(
-            (-tl.where(b_level == 1 + i_z, b_dYU2, 0.0)).to(ED), b_x71, b_x156, input_precision=PRECISION
-        )  # [C, BK] kda.rec:15
+        b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
+        b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:15
+        b_x145 = b_x68.to(ED)  # [C, BK]
+        b_xx24 = tl.dot(tl.trans(b_x122), b_x145, input_precision=PRECISION)  # [C, BK] kda.rec:15
+        b_x147 = b_x143 + (b_decay_1 * b_xx24)  # [C, BK]
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk7 + (b_decay_1 * b_x160)).to(dk.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] kda.rec:15
         b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x74)), False, True)  # [C, BK] kda.rec:15
-        b_x202 = b_x63[:, None] * (b_decay_1 * ((b_q2 * b_x72) + (b_k2 * b_x160)))  # [C, BK]
-        b_dG12 = b_dG11 + b_x202  # [C, BK] kda.rec:15
-        b_x204 = sum_to_middle((-b_x202), 1)  # [C, BK] kda.rec:15
-        b_sum_dG = chunk_sum((b_dG12 + b_x204), True, False)  # [C, BK] kda.rec:12
+        b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
+        b_x192 = b_x70.to(tl.float32)  # [C, BK]
+        b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
+        b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:15
+        b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
         dg.store(
             [i_b, i_h, i_t * C, i_k * BK],
             ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
         )  # [C, BK] kda.rec:15
-        b_sum_x10 += tl.sum((b_x69 * b_xx17), 1)  # [C] kda.rec:16
-        b_sum_x16 += tl.sum((b_x69 * b_xx18), 1)  # [C] kda.rec:15
+        b_sum_x5 += tl.sum((b_k2 * b_x106), 1)  # [C] kda.rec:16
+        b_sum_x6 += tl.sum((b_k2 * b_x147), 1)  # [C] kda.rec:15
     b_sum_x4 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
-    b_x213 = (b_sum_x4 * b_x) + b_sum_x5  # [C] kda.rec:16
-    b_x215 = b_x213 + b_sum_x6  # [C] kda.rec:16
-    b_x227 = b_sum_x11 + b_sum_x12  # [C] kda.rec:15
-    b_x217 = b_x215 + b_sum_x7  # [C] kda.rec:16
-    b_x229 = b_x227 + b_sum_x13  # [C] kda.rec:15
-    b_x219 = b_x217 + b_sum_x8  # [C] kda.rec:16
-    b_x231 = b_x229 + b_sum_x14  # [C] kda.rec:15
-    b_x221 = b_x219 + b_sum_x9  # [C] kda.rec:16
-    b_x233 = b_x231 + b_sum_x15  # [C] kda.rec:15
-    b_dbeta = b_sum_x3 + (scale * (b_x221 + b_sum_x10))  # [C] kda.rec:15
-    tl.store(dbeta + (i_row + o_t) * H + i_h, (b_dbeta + (-(b_x233 + b_sum_x16))), mask=m_t)  # [C] kda.rec:15
+    b_dbeta = b_sum_x3 + (scale * ((b_sum_x4 * b_x) + b_sum_x5))  # [C] kda.rec:15
+    tl.store(dbeta + (i_row + o_t) * H + i_h, (b_dbeta + (-b_sum_x6)), mask=m_t)  # [C] kda.rec:15
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -42,14 +43,16 @@ ARGUMENTS = (
 )
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 17, 0, 0, 0, 12, True),
-    "scan": Facts("forward", 3, 1, 2, 0, 4, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 12, True),
+    "scan": Facts("forward", 3, 1, 2, 0, 5, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
     "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False),
-    "states": Facts("forward", 2, 1, 1, 0, 2, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 3, False),
+    "states": Facts("forward", 2, 1, 1, 0, 3, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False),
     "products": Facts("parallel", 0, 3, 0, 2, 5, False),
-    "gradient": Facts("parallel", 23, 0, 2, 0, 24, True),
+    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True),
+    "gradient_steep": Facts("parallel", 20, 0, 2, 0, 24, True),
 }
 
 
@@ -167,6 +170,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
@@ -205,6 +209,21 @@ class _Chunk(torch.autograd.Function):
         inverse, score_q_w = new_tiles((2, B * H, N * C, C), dtype, device).unbind()
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
+        at(
+            token_tiles(k, C, at.BK),
+            token_tiles(g, C, at.BK),
+            tiles(G, C, at.BK),
+            beta,
+            token_tiles(q, C, at.BK),
+            tiles(k_decay_in, C, at.BK),
+            tiles(inverse, C, C),
+            tiles(decay_in_q, C, at.BK),
+            tiles(score_q_w, C, C),
+            decay_all,
+            tiles(k_decay_out, C, at.BK),
+            G,
+        )
+        at = configure("prepare_steep", shape)
         at(
             token_tiles(k, C, at.BK),
             token_tiles(g, C, at.BK),
@@ -306,7 +325,7 @@ class _Chunk(torch.autograd.Function):
             d_initial_state,
             scale,
         )
-        U_dstate, do_state, dY_state = new_tiles((3, B * H, N * C, K), torch.float32, device).unbind()
+        U_dstate, do_state, dY_state = new_tiles((3, B * H, N * C, K), dtype, device).unbind()
         ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         do_U, dY_U = new_tiles((2, B * H, N * C, C), dtype, device).unbind()
         diagonal_do_U = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
@@ -330,6 +349,28 @@ class _Chunk(torch.autograd.Function):
         dg = new_tiles((B, T, H, K), g.dtype, device)
         dbeta = torch.empty((B, T, H), dtype=beta.dtype, device=device)
         at = configure("gradient", shape)
+        at(
+            token_tiles(k, C, at.BK),
+            token_tiles(g, C, at.BK),
+            tiles(G, C, at.BK),
+            beta,
+            token_tiles(q, C, at.BK),
+            sum_k_q,
+            tiles(U_dstate, C, at.BK),
+            ddecay_all,
+            tiles(do_U, C, C),
+            diagonal_do_U,
+            tiles(do_state, C, at.BK),
+            tiles(dY_U, C, C),
+            tiles(dY_state, C, at.BK),
+            token_tiles(dq, C, at.BK),
+            token_tiles(dk, C, at.BK),
+            token_tiles(dg, C, at.BK),
+            dbeta,
+            G,
+            scale,
+        )
+        at = configure("gradient_steep", shape)
         at(
             token_tiles(k, C, at.BK),
             token_tiles(g, C, at.BK),

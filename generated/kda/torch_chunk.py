@@ -54,6 +54,33 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
+def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+
+    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
+    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    """
+    B, H, N, C = gate.shape[:4]
+    total = _segment_sum(gate, -2, False, False)
+    middle = total[..., C // 2 - 1, None, :]
+    span = (
+        4.0 if gate.dtype == torch.float32 else 60.0
+    )  # the exponential of a large number is not precise enough for fp32
+    if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
+        read, write = (
+            _segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before)
+        )
+        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
+        return product.tril(-1)
+    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
+    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
+    for size in [1 << i for i in range(C.bit_length() - 1)]:
+        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
+        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
+        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
+    return score
+
+
 def _inverse(L: Tensor) -> Tensor:
     """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -104,20 +131,14 @@ def _piece(q, k, v, g, beta, S, scale):
     v = _tiles(v, N, C)  # [B, H, N, C, V] kda.rec:15
     q = _tiles(q, N, C)  # [B, H, N, C, K] kda.rec:16
     decay_all = x.sum(-2).exp()  # [B, H, N, K] kda.rec:16
+    score_a_w = _score(k, k, x, False, False)  # [B, H, N, C, C] kda.rec:15
+    inverse = _inverse(-(score_a_w * beta[..., None, :]))  # [B, H, N, C, C] kda.rec:15
     decay_in = _segment_sum(x, -2, False, False).exp()  # [B, H, N, C, K] kda.rec:15
     x3 = k * decay_in  # [B, H, N, C, K] kda.rec:15
     x4 = k * _segment_sum(x, -2, True, True).exp()  # [B, H, N, C, K] kda.rec:15
     x5 = decay_in * q  # [B, H, N, C, K] kda.rec:16
-    score_a_w = torch.zeros(B, H, N, C, C, dtype=dtype, device=device)  # [B, H, N, C, C]
-    score_q_w = torch.diag_embed(x2)  # [B, H, N, C, C]
-    for size in (1, 2, 4, 8, 16):
-        decay = _segment_sum(_upper(x, size), -2, False, False).exp()  # [B, H, N, C / (2 size), size, K] kda.rec:15
-        x6 = (
-            _lower(k, size) * _segment_sum(_lower(x, size), -2, True, True).exp()
-        )  # [B, H, N, C / (2 size), size, K] kda.rec:15
-        _across(score_a_w, size).copy_(_upper(k, size) * decay @ x6.mT)
-        _across(score_q_w, size).copy_(decay * _upper(q, size) @ x6.mT)
-    inverse = _inverse(-(score_a_w * beta[..., None, :]))  # [B, H, N, C, C] kda.rec:15
+    x6 = _score(q, k, x, False, False)  # [B, H, N, C, C] kda.rec:16
+    score_q_w = x6 + torch.diag_embed(x2)  # [B, H, N, C, C] kda.rec:16
     states = []
     rows = []
     for decay_all_n, beta_n, inverse_n, v_n, x_n, x_n2 in zip(

@@ -22,6 +22,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -43,9 +44,9 @@ ARGUMENTS = (
 )
 FACTS = {
     "prepare": Facts("parallel", 0, 0, 0, 0, 0, False),
-    "scan": Facts("forward", 2, 1, 0, 0, 3, False),
-    "states": Facts("forward", 1, 1, 0, 0, 0, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 0, False),
+    "scan": Facts("forward", 2, 1, 0, 0, 4, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
     "gradient": Facts("parallel", 2, 2, 0, 2, 8, False),
 }
 
@@ -168,6 +169,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 

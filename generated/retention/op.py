@@ -23,6 +23,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -41,10 +42,10 @@ ARGUMENTS = (
 )
 FACTS = {
     "prepare": Facts("parallel", 0, 0, 0, 0, 0, False),
-    "scan": Facts("forward", 2, 1, 0, 0, 3, False),
+    "scan": Facts("forward", 2, 1, 0, 0, 4, False),
     "prepare_backward": Facts("parallel", 0, 0, 0, 0, 0, False),
-    "states": Facts("forward", 1, 1, 0, 0, 0, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 0, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
     "gradient": Facts("parallel", 2, 2, 0, 2, 8, False),
 }
 
@@ -158,6 +159,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 

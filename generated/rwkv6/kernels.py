@@ -37,16 +37,13 @@ def level_of(t, s):
 
 
 @triton.jit
-def sum_to_middle(x, SIZE: tl.constexpr):
-    """The sum over each block of 2 * SIZE rows, in the last row of its lower half; zero elsewhere. [C, D]"""
-    C: tl.constexpr = x.shape[0]
-    if 2 * SIZE > C:
-        result = tl.zeros_like(x)
-    else:
-        total = tl.sum(tl.reshape(x, (C // (2 * SIZE), 2 * SIZE, x.shape[1])), 1)
-        row = tl.arange(0, 2 * SIZE)[None, :, None]
-        result = tl.reshape(tl.where(row == SIZE - 1, total[:, None, :], 0.0), x.shape)
-    return result
+def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
+    WIDTH apart."""
+    o = tl.arange(0, triton.next_power_of_2(K))
+    middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
+    last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
+    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
 
 
 @triton.jit
@@ -120,7 +117,7 @@ def chunk_prepare_kernel(
     u,
     r_decay_in,
     score_q_w,
-    x126,
+    x25,
     decay_all,
     w_out,
     G_rows,
@@ -133,9 +130,85 @@ def chunk_prepare_kernel(
     BK: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head."""
+    """What depends on one chunk alone. One program a chunk and head, where its decay is even."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
+    b_xx = tl.zeros((C, C), tl.float32)
+    b_sum_x = tl.zeros((C,), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+        b_r2 = b_r.to(tl.float32)  # [C, BK]
+        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+        b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
+        r_decay_in.store(
+            [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
+        )  # [C, BK] rwkv6.rec:12
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] rwkv6.rec:12
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+        b_G2 = b_G.to(tl.float32)  # [C, BK]
+        b_xx = tl.dot(
+            (b_r2 * tl.exp((b_G_before - b_G_row[None, :]))).to(ED),
+            tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED)),
+            b_xx,
+            input_precision=PRECISION,
+        )  # [C, C] rwkv6.rec:12
+        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+        b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
+        b_G_row2 = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] rwkv6.rec:12
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv6.rec:12
+        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+        w_out.store(
+            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+        )  # [C, BK] rwkv6.rec:13
+    score_q_w.store(
+        [i_bh, i_t * C, 0], tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_q_w.dtype).reshape(1, C, C)
+    )  # [C, C] rwkv6.rec:12
+    tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
+
+
+@triton.jit
+def chunk_prepare_steep_kernel(
+    r,
+    w,
+    k,
+    G,
+    u,
+    r_decay_in,
+    score_q_w,
+    x25,
+    decay_all,
+    w_out,
+    G_rows,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    ED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
     i_h = i_p % H
     i_t = (i_p // H) % N
@@ -144,6 +217,8 @@ def chunk_prepare_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
     b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
     b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
     b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
@@ -176,13 +251,11 @@ def chunk_prepare_kernel(
         b_G2 = b_G.to(tl.float32)  # [C, BK]
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
         b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
-        b_x91 = tl.load(
+        b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] rwkv6.rec:12
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_x91), mask=o_k < K)  # [BK] rwkv6.rec:12
-        b_sum_x2 = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] rwkv6.rec:13
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv6.rec:12
+        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
         w_out.store(
             [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
         )  # [C, BK] rwkv6.rec:13
@@ -270,7 +343,7 @@ def chunk_prepare_kernel(
             ),
             0.0,
         )  # [C, C] rwkv6.rec:12
-    tl.store(x126 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
+    tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
     score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
 
 
@@ -279,7 +352,7 @@ def chunk_scan_kernel(
     v,
     r_decay_in,
     score_q_w,
-    x126,
+    x25,
     decay_all,
     w_out,
     o,
@@ -318,7 +391,7 @@ def chunk_scan_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_x6 = tl.load(x126 + i_c * C + o_t)  # [C] rwkv6.rec:12
+        b_x6 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
         b_x2 = r_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x2), input_precision=PRECISION)  # [BV, C] rwkv6.rec:12
@@ -386,17 +459,13 @@ def chunk_prepare_backward_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
-        b_x = tl.load(
+        b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] rwkv6.rec:12
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_x), mask=o_k < K)  # [BK] rwkv6.rec:12
+        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv6.rec:12
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_sum_x = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :]
-            - b_G.to(tl.float32),
-            0.0,
-        )  # [C, BK] rwkv6.rec:13
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G.to(tl.float32), 0.0)  # [C, BK] rwkv6.rec:13
         w_out.store(
             [i_bh, i_t * C, i_k * BK], (b_k.to(tl.float32) * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
         )  # [C, BK] rwkv6.rec:13
@@ -559,54 +628,16 @@ def chunk_products_kernel(
 
 
 @triton.jit
-def chunk_gradient_values_kernel(
-    score_q_w,
-    x126,
-    w_out,
-    do,
-    d_states,
-    dv,
-    scale,
-    T,
-    N,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The value-side gradients of the inputs, chunk by chunk. One program a chunk and head."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    b_xx = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        b_w_out = w_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
-        b_xx = tl.dot(b_w_out, tl.trans(b_dstate), b_xx, input_precision=PRECISION)  # [C, BV] rwkv6.rec:13
-    b_x = tl.load(x126 + i_c * C + o_t)  # [C] rwkv6.rec:12
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
-    b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
-    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
-    dv.store(
-        [i_b, i_h, i_t * C, 0],
-        ((b_xx + (b_x[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
-    )  # [C, BV] rwkv6.rec:12
-
-
-@triton.jit
 def chunk_gradient_kernel(
     r,
     w,
     k,
     G,
+    score_q_w,
     u,
+    x25,
+    do,
+    d_states,
     dw_out,
     ddecay_all,
     sum_v_do,
@@ -614,6 +645,7 @@ def chunk_gradient_kernel(
     do_state,
     dr,
     dk,
+    dv,
     dw,
     du,
     G_rows,
@@ -627,9 +659,140 @@ def chunk_gradient_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head."""
+    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is even."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    m_t = i_t * C + o_t < T
+    o_v = tl.arange(0, BV)
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
+    b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
+    b_x2 = scale * b_sum_x  # [C]
+    b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
+    b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
+    b_x18 = tl.trans(b_x7)  # [C, C]
+    b_xx3 = tl.zeros((C, BV), tl.float32)
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        o_k = i_k * BK + tl.arange(0, BK)
+        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
+        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+        b_w2 = b_w.to(tl.float32)  # [C, BK]
+        b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] rwkv6.rec:12
+        b_decay_read = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
+        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+        b_G2 = b_G.to(tl.float32)  # [C, BK]
+        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+        b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x7, b_x10, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_decay_in = tl.exp(b_G_before)  # [C, BK]
+        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+        b_x13 = scale * b_dox.to(tl.float32)  # [C, BK]
+        dr.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x13))
+            .to(dr.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] rwkv6.rec:12
+        b_G_row2 = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] rwkv6.rec:13
+        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+        b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
+        b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+        b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+        b_r2 = b_r.to(tl.float32)  # [C, BK]
+        b_x20 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
+        b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        dk.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None])) + (scale * (b_decay_write * b_xx2)))
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] rwkv6.rec:13
+        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
+        b_xx3 = tl.dot(
+            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
+        )  # [C, BV] rwkv6.rec:13
+        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
+        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
+        b_sum_dG = chunk_sum(
+            (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
+                - (scale * (b_x10.to(tl.float32) * b_xx2))
+            ),
+            True,
+            False,
+        )  # [C, BK] rwkv6.rec:13
+        b_sum_x4 = chunk_sum(
+            ((scale * (b_x20.to(tl.float32) * b_xx)) + (b_decay_in * (b_r2 * b_x13))), True, True
+        )  # [C, BK] rwkv6.rec:13
+        dw.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_sum_x3 + b_sum_dG) + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+        )  # [C, BK] rwkv6.rec:12
+        b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
+        tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
+    b_x23 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
+    b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
+    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
+    dv.store(
+        [i_b, i_h, i_t * C, 0],
+        ((b_xx3 + (b_x23[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
+    )  # [C, BV] rwkv6.rec:12
+
+
+@triton.jit
+def chunk_gradient_steep_kernel(
+    r,
+    w,
+    k,
+    G,
+    score_q_w,
+    u,
+    x25,
+    do,
+    d_states,
+    dw_out,
+    ddecay_all,
+    sum_v_do,
+    do_v,
+    do_state,
+    dr,
+    dk,
+    dv,
+    dw,
+    du,
+    G_rows,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
     i_h = i_p % H
     i_t = (i_p // H) % N
@@ -640,21 +803,25 @@ def chunk_gradient_kernel(
     m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        return
     b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
     b_x2 = scale * b_sum_x  # [C]
     b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
+    b_x132 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
     b_x8 = side_of_middle(o_t, 32, True, False)  # [C]
     b_x14 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x22 = side_of_middle(o_t, 16, True, False)  # [C]
-    b_x28 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x36 = side_of_middle(o_t, 8, True, False)  # [C]
-    b_x42 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x50 = side_of_middle(o_t, 4, True, False)  # [C]
-    b_x56 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x64 = side_of_middle(o_t, 2, True, False)  # [C]
-    b_x70 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x78 = side_of_middle(o_t, 1, True, False)  # [C]
-    b_x84 = side_of_middle(o_t, 1, False, True)  # [C]
+    b_x21 = side_of_middle(o_t, 16, True, False)  # [C]
+    b_x27 = side_of_middle(o_t, 16, False, True)  # [C]
+    b_x35 = side_of_middle(o_t, 8, True, False)  # [C]
+    b_x41 = side_of_middle(o_t, 8, False, True)  # [C]
+    b_x49 = side_of_middle(o_t, 4, True, False)  # [C]
+    b_x55 = side_of_middle(o_t, 4, False, True)  # [C]
+    b_x63 = side_of_middle(o_t, 2, True, False)  # [C]
+    b_x69 = side_of_middle(o_t, 2, False, True)  # [C]
+    b_x77 = side_of_middle(o_t, 1, True, False)  # [C]
+    b_x83 = side_of_middle(o_t, 1, False, True)  # [C]
+    b_xx13 = tl.zeros((C, BV), tl.float32)
     for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         i_z = tl.where(
@@ -672,17 +839,19 @@ def chunk_gradient_kernel(
         b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_sum_x2 = tl.minimum(
-            tl.load(G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0)[None, :] - b_G2, 0.0
-        )  # [C, BK] rwkv6.rec:13
+        b_G_row = tl.load(
+            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+        )  # [BK] rwkv6.rec:13
+        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
         b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
         b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
         b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_x126 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:12
+        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
+        b_xx13 = tl.dot(
+            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
+        )  # [C, BV] rwkv6.rec:13
         b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
         b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
         tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
@@ -694,132 +863,144 @@ def chunk_gradient_kernel(
         b_read_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G_before - b_x9)), 0.0))  # [C, BK]
         b_x13 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
         b_write_32 = tl.exp(tl.minimum((b_x14[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
-        b_xx = tl.dot(b_x13, (b_k2 * b_write_32).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x20 = scale * b_xx  # [C, BK]
-        b_dr2 = ((b_u[None, :] * b_x3) + (b_decay_in * b_x6)) + (b_read_32 * b_x20)  # [C, BK] rwkv6.rec:12
-        b_xx7 = tl.dot(tl.trans(b_x13), (b_r2 * b_read_32).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x98 = scale * b_xx7  # [C, BK]
-        b_dk2 = ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None])) + (
-            b_write_32 * b_x98
-        )  # [C, BK] rwkv6.rec:13
-        b_x130 = b_x14[:, None] * (b_write_32 * (b_k2 * b_x98))  # [C, BK]
-        b_dG = (
-            tl.where(o_t[:, None] == C - 1, (tl.exp(b_x126) * b_ddecay_all)[None, :], 0.0) + b_x130
-        )  # [C, BK] rwkv6.rec:12
-        b_x132 = b_x8[:, None] * (b_read_32 * (b_r2 * b_x20))  # [C, BK]
-        b_x135 = sum_to_middle((-(b_x130 + b_x132)), 32)  # [C, BK] rwkv6.rec:12
-        b_dG2 = b_dG + b_x135  # [C, BK] rwkv6.rec:12
-        b_dG_before = (b_decay_in * (b_r2 * b_x6)) + b_x132  # [C, BK] rwkv6.rec:12
-        b_x23 = tl.load(
+        b_x19 = (b_k2 * b_write_32).to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x13, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x97 = (b_r2 * b_read_32).to(ED)  # [C, BK]
+        b_xx7 = tl.dot(tl.trans(b_x13), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x133 = tl.where(b_level == 32 + i_z, b_x132, 0.0)  # [C, C]
+        b_xx14 = tl.dot(tl.trans(b_x133), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_xx20 = tl.dot(b_x133, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x22 = tl.load(
             G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] rwkv6.rec:12
-        b_read_16 = tl.exp(tl.minimum((b_x22[:, None] * (b_G_before - b_x23)), 0.0))  # [C, BK]
-        b_x27 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_16 = tl.exp(tl.minimum((b_x28[:, None] * (b_G2 - b_x23)), 0.0))  # [C, BK]
-        b_xx2 = tl.dot(b_x27, (b_k2 * b_write_16).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x34 = scale * b_xx2  # [C, BK]
-        b_dr3 = b_dr2 + (b_read_16 * b_x34)  # [C, BK] rwkv6.rec:12
-        b_xx8 = tl.dot(tl.trans(b_x27), (b_r2 * b_read_16).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x103 = scale * b_xx8  # [C, BK]
-        b_dk3 = b_dk2 + (b_write_16 * b_x103)  # [C, BK] rwkv6.rec:13
-        b_x137 = b_x28[:, None] * (b_write_16 * (b_k2 * b_x103))  # [C, BK]
-        b_dG3 = b_dG2 + b_x137  # [C, BK] rwkv6.rec:12
-        b_x139 = b_x22[:, None] * (b_read_16 * (b_r2 * b_x34))  # [C, BK]
-        b_x142 = sum_to_middle((-(b_x137 + b_x139)), 16)  # [C, BK] rwkv6.rec:12
-        b_dG4 = b_dG3 + b_x142  # [C, BK] rwkv6.rec:12
-        b_dG_before2 = b_dG_before + b_x139  # [C, BK] rwkv6.rec:12
-        b_x37 = tl.load(
+        b_read_16 = tl.exp(tl.minimum((b_x21[:, None] * (b_G_before - b_x22)), 0.0))  # [C, BK]
+        b_x26 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
+        b_write_16 = tl.exp(tl.minimum((b_x27[:, None] * (b_G2 - b_x22)), 0.0))  # [C, BK]
+        b_x32 = (b_k2 * b_write_16).to(ED)  # [C, BK]
+        b_xx2 = tl.dot(b_x26, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x34 = (b_read_32 * b_xx) + (b_read_16 * b_xx2)  # [C, BK] rwkv6.rec:12
+        b_x101 = (b_r2 * b_read_16).to(ED)  # [C, BK]
+        b_xx8 = tl.dot(tl.trans(b_x26), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x103 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
+        b_x137 = tl.where(b_level == 16 + i_z, b_x132, 0.0)  # [C, C]
+        b_xx15 = tl.dot(tl.trans(b_x137), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x140 = (b_x19.to(tl.float32) * b_xx14) + (b_x32.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
+        b_xx21 = tl.dot(b_x137, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x168 = (b_x97.to(tl.float32) * b_xx20) + (b_x101.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
+        b_x36 = tl.load(
             G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] rwkv6.rec:12
-        b_read_8 = tl.exp(tl.minimum((b_x36[:, None] * (b_G_before - b_x37)), 0.0))  # [C, BK]
-        b_x41 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_8 = tl.exp(tl.minimum((b_x42[:, None] * (b_G2 - b_x37)), 0.0))  # [C, BK]
-        b_xx3 = tl.dot(b_x41, (b_k2 * b_write_8).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x48 = scale * b_xx3  # [C, BK]
-        b_dr4 = b_dr3 + (b_read_8 * b_x48)  # [C, BK] rwkv6.rec:12
-        b_xx9 = tl.dot(tl.trans(b_x41), (b_r2 * b_read_8).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x108 = scale * b_xx9  # [C, BK]
-        b_dk4 = b_dk3 + (b_write_8 * b_x108)  # [C, BK] rwkv6.rec:13
-        b_x144 = b_x42[:, None] * (b_write_8 * (b_k2 * b_x108))  # [C, BK]
-        b_dG5 = b_dG4 + b_x144  # [C, BK] rwkv6.rec:12
-        b_x146 = b_x36[:, None] * (b_read_8 * (b_r2 * b_x48))  # [C, BK]
-        b_x149 = sum_to_middle((-(b_x144 + b_x146)), 8)  # [C, BK] rwkv6.rec:12
-        b_dG6 = b_dG5 + b_x149  # [C, BK] rwkv6.rec:12
-        b_dG_before3 = b_dG_before2 + b_x146  # [C, BK] rwkv6.rec:12
-        b_x51 = tl.load(
+        b_read_8 = tl.exp(tl.minimum((b_x35[:, None] * (b_G_before - b_x36)), 0.0))  # [C, BK]
+        b_x40 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
+        b_write_8 = tl.exp(tl.minimum((b_x41[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
+        b_x46 = (b_k2 * b_write_8).to(ED)  # [C, BK]
+        b_xx3 = tl.dot(b_x40, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x48 = b_x34 + (b_read_8 * b_xx3)  # [C, BK] rwkv6.rec:12
+        b_x106 = (b_r2 * b_read_8).to(ED)  # [C, BK]
+        b_xx9 = tl.dot(tl.trans(b_x40), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x108 = b_x103 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
+        b_x142 = tl.where(b_level == 8 + i_z, b_x132, 0.0)  # [C, C]
+        b_xx16 = tl.dot(tl.trans(b_x142), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x145 = b_x140 + (b_x46.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
+        b_xx22 = tl.dot(b_x142, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x171 = b_x168 + (b_x106.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
+        b_x50 = tl.load(
             G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] rwkv6.rec:12
-        b_read_4 = tl.exp(tl.minimum((b_x50[:, None] * (b_G_before - b_x51)), 0.0))  # [C, BK]
-        b_x55 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_4 = tl.exp(tl.minimum((b_x56[:, None] * (b_G2 - b_x51)), 0.0))  # [C, BK]
-        b_xx4 = tl.dot(b_x55, (b_k2 * b_write_4).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x62 = scale * b_xx4  # [C, BK]
-        b_dr5 = b_dr4 + (b_read_4 * b_x62)  # [C, BK] rwkv6.rec:12
-        b_xx10 = tl.dot(tl.trans(b_x55), (b_r2 * b_read_4).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x113 = scale * b_xx10  # [C, BK]
-        b_dk5 = b_dk4 + (b_write_4 * b_x113)  # [C, BK] rwkv6.rec:13
-        b_x151 = b_x56[:, None] * (b_write_4 * (b_k2 * b_x113))  # [C, BK]
-        b_dG7 = b_dG6 + b_x151  # [C, BK] rwkv6.rec:12
-        b_x153 = b_x50[:, None] * (b_read_4 * (b_r2 * b_x62))  # [C, BK]
-        b_x156 = sum_to_middle((-(b_x151 + b_x153)), 4)  # [C, BK] rwkv6.rec:12
-        b_dG8 = b_dG7 + b_x156  # [C, BK] rwkv6.rec:12
-        b_dG_before4 = b_dG_before3 + b_x153  # [C, BK] rwkv6.rec:12
-        b_x65 = tl.load(
+        b_read_4 = tl.exp(tl.minimum((b_x49[:, None] * (b_G_before - b_x50)), 0.0))  # [C, BK]
+        b_x54 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
+        b_write_4 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x50)), 0.0))  # [C, BK]
+        b_x60 = (b_k2 * b_write_4).to(ED)  # [C, BK]
+        b_xx4 = tl.dot(b_x54, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x62 = b_x48 + (b_read_4 * b_xx4)  # [C, BK] rwkv6.rec:12
+        b_x111 = (b_r2 * b_read_4).to(ED)  # [C, BK]
+        b_xx10 = tl.dot(tl.trans(b_x54), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x113 = b_x108 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
+        b_x147 = tl.where(b_level == 4 + i_z, b_x132, 0.0)  # [C, C]
+        b_xx17 = tl.dot(tl.trans(b_x147), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x150 = b_x145 + (b_x60.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
+        b_xx23 = tl.dot(b_x147, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x174 = b_x171 + (b_x111.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
+        b_x64 = tl.load(
             G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] rwkv6.rec:12
-        b_read_2 = tl.exp(tl.minimum((b_x64[:, None] * (b_G_before - b_x65)), 0.0))  # [C, BK]
-        b_x69 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_2 = tl.exp(tl.minimum((b_x70[:, None] * (b_G2 - b_x65)), 0.0))  # [C, BK]
-        b_xx5 = tl.dot(b_x69, (b_k2 * b_write_2).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x76 = scale * b_xx5  # [C, BK]
-        b_dr6 = b_dr5 + (b_read_2 * b_x76)  # [C, BK] rwkv6.rec:12
-        b_xx11 = tl.dot(tl.trans(b_x69), (b_r2 * b_read_2).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x118 = scale * b_xx11  # [C, BK]
-        b_dk6 = b_dk5 + (b_write_2 * b_x118)  # [C, BK] rwkv6.rec:13
-        b_x158 = b_x70[:, None] * (b_write_2 * (b_k2 * b_x118))  # [C, BK]
-        b_dG9 = b_dG8 + b_x158  # [C, BK] rwkv6.rec:12
-        b_x160 = b_x64[:, None] * (b_read_2 * (b_r2 * b_x76))  # [C, BK]
-        b_x163 = sum_to_middle((-(b_x158 + b_x160)), 2)  # [C, BK] rwkv6.rec:12
-        b_dG10 = b_dG9 + b_x163  # [C, BK] rwkv6.rec:12
-        b_dG_before5 = b_dG_before4 + b_x160  # [C, BK] rwkv6.rec:12
-        b_x79 = tl.load(
+        b_read_2 = tl.exp(tl.minimum((b_x63[:, None] * (b_G_before - b_x64)), 0.0))  # [C, BK]
+        b_x68 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
+        b_write_2 = tl.exp(tl.minimum((b_x69[:, None] * (b_G2 - b_x64)), 0.0))  # [C, BK]
+        b_x74 = (b_k2 * b_write_2).to(ED)  # [C, BK]
+        b_xx5 = tl.dot(b_x68, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x76 = b_x62 + (b_read_2 * b_xx5)  # [C, BK] rwkv6.rec:12
+        b_x116 = (b_r2 * b_read_2).to(ED)  # [C, BK]
+        b_xx11 = tl.dot(tl.trans(b_x68), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x118 = b_x113 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
+        b_x152 = tl.where(b_level == 2 + i_z, b_x132, 0.0)  # [C, C]
+        b_xx18 = tl.dot(tl.trans(b_x152), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x155 = b_x150 + (b_x74.to(tl.float32) * b_xx18)  # [C, BK] rwkv6.rec:12
+        b_xx24 = tl.dot(b_x152, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_x177 = b_x174 + (b_x116.to(tl.float32) * b_xx24)  # [C, BK] rwkv6.rec:12
+        b_x78 = tl.load(
             G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
             mask=o_k[None, :] < K,
             other=0.0,
         )  # [C, BK] rwkv6.rec:12
-        b_read_1 = tl.exp(tl.minimum((b_x78[:, None] * (b_G_before - b_x79)), 0.0))  # [C, BK]
-        b_x83 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_1 = tl.exp(tl.minimum((b_x84[:, None] * (b_G2 - b_x79)), 0.0))  # [C, BK]
-        b_xx6 = tl.dot(b_x83, (b_k2 * b_write_1).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x90 = scale * b_xx6  # [C, BK]
+        b_read_1 = tl.exp(tl.minimum((b_x77[:, None] * (b_G_before - b_x78)), 0.0))  # [C, BK]
+        b_x82 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
+        b_write_1 = tl.exp(tl.minimum((b_x83[:, None] * (b_G2 - b_x78)), 0.0))  # [C, BK]
+        b_x88 = (b_k2 * b_write_1).to(ED)  # [C, BK]
+        b_xx6 = tl.dot(b_x82, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
         dr.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dr6 + (b_read_1 * b_x90)).to(dr.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_u[None, :] * b_x3) + (b_decay_in * b_x6)) + (scale * (b_x76 + (b_read_1 * b_xx6))))
+            .to(dr.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] rwkv6.rec:12
-        b_xx12 = tl.dot(tl.trans(b_x83), (b_r2 * b_read_1).to(ED), input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x123 = scale * b_xx12  # [C, BK]
+        b_x121 = (b_r2 * b_read_1).to(ED)  # [C, BK]
+        b_xx12 = tl.dot(tl.trans(b_x82), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk6 + (b_write_1 * b_x123)).to(dk.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK],
+            (
+                ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None]))
+                + (scale * (b_x118 + (b_write_1 * b_xx12)))
+            )
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] rwkv6.rec:13
         b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
-        b_x165 = b_x84[:, None] * (b_write_1 * (b_k2 * b_x123))  # [C, BK]
-        b_dG11 = b_dG10 + b_x165  # [C, BK] rwkv6.rec:12
-        b_x167 = b_x78[:, None] * (b_read_1 * (b_r2 * b_x90))  # [C, BK]
-        b_x170 = sum_to_middle((-(b_x165 + b_x167)), 1)  # [C, BK] rwkv6.rec:12
-        b_sum_dG = chunk_sum((b_dG11 + b_x170), True, False)  # [C, BK] rwkv6.rec:13
-        b_x171 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
-        b_sum_x4 = chunk_sum((b_dG_before5 + b_x167), True, True)  # [C, BK] rwkv6.rec:13
+        b_x157 = tl.where(b_level == 1 + i_z, b_x132, 0.0)  # [C, C]
+        b_xx19 = tl.dot(tl.trans(b_x157), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_sum_dG = chunk_sum(
+            (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                - (scale * (b_x155 + (b_x88.to(tl.float32) * b_xx19)))
+            ),
+            True,
+            False,
+        )  # [C, BK] rwkv6.rec:13
+        b_x162 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+        b_xx25 = tl.dot(b_x157, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+        b_sum_x4 = chunk_sum(
+            ((b_decay_in * (b_r2 * b_x6)) + (scale * (b_x177 + (b_x121.to(tl.float32) * b_xx25)))), True, True
+        )  # [C, BK] rwkv6.rec:13
         dw.store(
             [i_b, i_h, i_t * C, i_k * BK],
-            ((b_x171 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+            ((b_x162 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
         )  # [C, BK] rwkv6.rec:12
+    b_x125 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
+    b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
+    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
+    dv.store(
+        [i_b, i_h, i_t * C, 0],
+        ((b_xx13 + (b_x125[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
+    )  # [C, BV] rwkv6.rec:12
 
 
 @triton.jit

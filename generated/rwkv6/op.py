@@ -23,6 +23,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -42,15 +43,16 @@ ARGUMENTS = (
 )
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 17, 0, 0, 0, 6, True),
-    "scan": Facts("forward", 2, 1, 1, 0, 2, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True),
+    "scan": Facts("forward", 2, 1, 1, 0, 3, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
     "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False),
-    "states": Facts("forward", 1, 1, 0, 0, 0, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 0, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
     "products": Facts("parallel", 0, 2, 0, 2, 3, False),
-    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False),
-    "gradient": Facts("parallel", 21, 0, 1, 0, 12, True),
+    "gradient": Facts("parallel", 7, 1, 2, 1, 4, True),
+    "gradient_steep": Facts("parallel", 19, 1, 2, 1, 26, True),
 }
 
 
@@ -167,6 +169,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
@@ -203,7 +206,7 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(w, C, at.BK), tiles(G, C, at.BK))
         r_decay_in, w_out = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
         score_q_w = new_tiles((B * H, N * C, C), dtype, device)
-        x126 = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
+        x25 = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
         at(
@@ -214,7 +217,22 @@ class _Chunk(torch.autograd.Function):
             u,
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
-            x126,
+            x25,
+            decay_all,
+            tiles(w_out, C, at.BK),
+            G,
+            scale,
+        )
+        at = configure("prepare_steep", shape)
+        at(
+            token_tiles(r, C, at.BK),
+            token_tiles(w, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(G, C, at.BK),
+            u,
+            tiles(r_decay_in, C, at.BK),
+            tiles(score_q_w, C, C),
+            x25,
             decay_all,
             tiles(w_out, C, at.BK),
             G,
@@ -226,7 +244,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(v, C, at.BV),
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
-            x126,
+            x25,
             decay_all,
             tiles(w_out, C, at.BK),
             token_tiles(o, C, at.BV),
@@ -234,7 +252,7 @@ class _Chunk(torch.autograd.Function):
             final_state,
             scale,
         )
-        ctx.save_for_backward(r, k, v, w, u, initial_state, score_q_w, x126)
+        ctx.save_for_backward(r, k, v, w, u, initial_state, score_q_w, x25)
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
         return o, final_state
@@ -242,7 +260,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        r, k, v, w, u, initial_state, score_q_w, x126 = ctx.saved_tensors
+        r, k, v, w, u, initial_state, score_q_w, x25 = ctx.saved_tensors
         shape = ctx.shape
         B, T, H, K, V = shape.B, shape.T, shape.H, shape.K, shape.V
         (scale,) = ctx.constants
@@ -284,7 +302,7 @@ class _Chunk(torch.autograd.Function):
             d_initial_state,
             scale,
         )
-        dw_out, do_state = new_tiles((2, B * H, N * C, K), torch.float32, device).unbind()
+        dw_out, do_state = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
         ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         sum_v_do = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         do_v = new_tiles((B * H, N * C, C), dtype, device)
@@ -300,19 +318,9 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             tiles(do_v, C, C),
         )
-        dv = new_tiles((B, T, H, V), v.dtype, device)
-        at = configure("gradient_values", shape)
-        at(
-            tiles(score_q_w, C, C),
-            x126,
-            tiles(w_out, C, at.BK),
-            token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
-            token_tiles(dv, C, at.BV),
-            scale,
-        )
         dr = new_tiles((B, T, H, K), r.dtype, device)
         dk = new_tiles((B, T, H, K), k.dtype, device)
+        dv = new_tiles((B, T, H, V), v.dtype, device)
         dw = new_tiles((B, T, H, K), w.dtype, device)
         du = torch.empty((B, H, N, K), dtype=torch.float32, device=device)
         at = configure("gradient", shape)
@@ -321,7 +329,11 @@ class _Chunk(torch.autograd.Function):
             token_tiles(w, C, at.BK),
             token_tiles(k, C, at.BK),
             tiles(G, C, at.BK),
+            tiles(score_q_w, C, C),
             u,
+            x25,
+            token_tiles(do, C, at.BV),
+            tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             sum_v_do,
@@ -329,6 +341,31 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dk, C, at.BK),
+            token_tiles(dv, C, at.BV),
+            token_tiles(dw, C, at.BK),
+            du,
+            G,
+            scale,
+        )
+        at = configure("gradient_steep", shape)
+        at(
+            token_tiles(r, C, at.BK),
+            token_tiles(w, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(G, C, at.BK),
+            tiles(score_q_w, C, C),
+            u,
+            x25,
+            token_tiles(do, C, at.BV),
+            tiles(d_states, at.BV, at.BK),
+            tiles(dw_out, C, at.BK),
+            ddecay_all,
+            sum_v_do,
+            tiles(do_v, C, C),
+            tiles(do_state, C, at.BK),
+            token_tiles(dr, C, at.BK),
+            token_tiles(dk, C, at.BK),
+            token_tiles(dv, C, at.BV),
             token_tiles(dw, C, at.BK),
             du,
             G,

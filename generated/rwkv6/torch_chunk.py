@@ -54,6 +54,33 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
+def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+
+    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
+    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    """
+    B, H, N, C = gate.shape[:4]
+    total = _segment_sum(gate, -2, False, False)
+    middle = total[..., C // 2 - 1, None, :]
+    span = (
+        4.0 if gate.dtype == torch.float32 else 60.0
+    )  # the exponential of a large number is not precise enough for fp32
+    if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
+        read, write = (
+            _segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before)
+        )
+        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
+        return product.tril(-1)
+    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
+    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
+    for size in [1 << i for i in range(C.bit_length() - 1)]:
+        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
+        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
+        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
+    return score
+
+
 def torch_chunk_rwkv6(r, k, v, w, u, *, scale, initial_state):
     """o = scale * (S @ r + v * dot(u * k, r))           # read before the write
     S = S @ diag(exp(w)) + v @ k.T                    # forget, write
@@ -93,18 +120,12 @@ def _piece(r, k, v, w, u, S, scale):
     decay_all = x.sum(-2).exp()  # [B, H, N, K] rwkv6.rec:12
     x3 = v.mT @ (k * _segment_sum(x, -2, True, True).exp())  # [B, H, N, V, K] rwkv6.rec:13
     x4 = r * _segment_sum(x, -2, False, True).exp()  # [B, H, N, C, K] rwkv6.rec:12
-    x5 = v * (scale * x2)[..., None]  # [B, H, N, C, V] rwkv6.rec:12
-    score_q_w = torch.zeros(B, H, N, C, C, dtype=dtype, device=device)  # [B, H, N, C, C]
-    for size in (1, 2, 4, 8, 16):
-        _across(score_q_w, size).copy_(
-            _upper(r, size)
-            * _segment_sum(_upper(x, size), -2, False, True).exp()
-            @ (_lower(k, size) * _segment_sum(_lower(x, size), -2, True, True).exp()).mT
-        )
-    x6 = scale * (score_q_w @ v)  # [B, H, N, C, V] rwkv6.rec:12
+    score_q_w = _score(r, k, x, True, False)  # [B, H, N, C, C] rwkv6.rec:12
+    x5 = scale * (score_q_w @ v)  # [B, H, N, C, V] rwkv6.rec:12
+    x6 = v * (scale * x2)[..., None]  # [B, H, N, C, V] rwkv6.rec:12
     states = []
     for decay_all_n, x_n in zip(decay_all.unbind(2), x3.unbind(2), strict=True):
         states.append(S)
         S = S * decay_all_n[..., None, :] + x_n  # [B, H, V, K]
     states = torch.stack(states, 2)  # [B, H, N, ...]
-    return _tokens(scale * (x4 @ states.mT) + x6 + x5, T), S
+    return _tokens(scale * (x4 @ states.mT) + x5 + x6, T), S

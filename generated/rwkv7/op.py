@@ -22,6 +22,7 @@ from .launch import (
     choose_blocks,
     chunk_size,
     current,
+    decay_span,
     dense,
     new_tiles,
     precision,
@@ -42,15 +43,17 @@ ARGUMENTS = (
 )
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 19, 0, 0, 0, 24, True),
-    "scan": Facts("forward", 4, 1, 4, 0, 6, False),
+    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True),
+    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True),
+    "scan": Facts("forward", 4, 1, 4, 0, 8, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
     "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False),
-    "states": Facts("forward", 3, 1, 2, 0, 3, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 3, False),
+    "states": Facts("forward", 3, 1, 2, 0, 5, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False),
     "products": Facts("parallel", 0, 4, 0, 2, 8, False),
     "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False),
-    "gradient": Facts("parallel", 27, 0, 4, 0, 48, True),
+    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True),
+    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True),
 }
 
 
@@ -170,6 +173,7 @@ def _configure(kernel, shape, absent, on):
         "ED": ED,
         "XD": XD,
         "PRECISION": precision(dtype, shape.device),
+        "SPAN": decay_span(dtype),
     }
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
@@ -210,6 +214,25 @@ class _Chunk(torch.autograd.Function):
         score_a2_w1, inverse2, score_q_w2, score_q_w1 = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
+        at(
+            token_tiles(kappa, C, at.BK),
+            token_tiles(w, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(G, C, at.BK),
+            token_tiles(a, C, at.BK),
+            token_tiles(r, C, at.BK),
+            tiles(kappa_decay_in, C, at.BK),
+            tiles(score_a2_w1, C, C),
+            tiles(inverse2, C, C),
+            tiles(q_in, C, at.BK),
+            tiles(score_q_w2, C, C),
+            tiles(score_q_w1, C, C),
+            decay_all,
+            tiles(w2_out, C, at.BK),
+            tiles(w1_out, C, at.BK),
+            G,
+        )
+        at = configure("prepare_steep", shape)
         at(
             token_tiles(kappa, C, at.BK),
             token_tiles(w, C, at.BK),
@@ -316,7 +339,7 @@ class _Chunk(torch.autograd.Function):
             d_final_state,
             d_initial_state,
         )
-        dw1_out, dw2_out, dq_in, dY_state = new_tiles((4, B * H, N * C, K), torch.float32, device).unbind()
+        dw1_out, dw2_out, dq_in, dY_state = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
         ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         dscore_q_w1, dscore_q_w2, dY_U2, dY_v = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
         diagonal_dscore_q_w1, diagonal_dscore_q_w2 = torch.empty(
@@ -359,6 +382,32 @@ class _Chunk(torch.autograd.Function):
         dkappa = new_tiles((B, T, H, K), kappa.dtype, device)
         da = new_tiles((B, T, H, K), a.dtype, device)
         at = configure("gradient", shape)
+        at(
+            token_tiles(kappa, C, at.BK),
+            token_tiles(w, C, at.BK),
+            token_tiles(k, C, at.BK),
+            tiles(G, C, at.BK),
+            token_tiles(a, C, at.BK),
+            token_tiles(r, C, at.BK),
+            tiles(dw1_out, C, at.BK),
+            tiles(dw2_out, C, at.BK),
+            ddecay_all,
+            tiles(dscore_q_w1, C, C),
+            diagonal_dscore_q_w1,
+            tiles(dscore_q_w2, C, C),
+            diagonal_dscore_q_w2,
+            tiles(dq_in, C, at.BK),
+            tiles(dY_U2, C, C),
+            tiles(dY_v, C, C),
+            tiles(dY_state, C, at.BK),
+            token_tiles(dr, C, at.BK),
+            token_tiles(dw, C, at.BK),
+            token_tiles(dk, C, at.BK),
+            token_tiles(dkappa, C, at.BK),
+            token_tiles(da, C, at.BK),
+            G,
+        )
+        at = configure("gradient_steep", shape)
         at(
             token_tiles(kappa, C, at.BK),
             token_tiles(w, C, at.BK),

@@ -54,6 +54,33 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
+def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+
+    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
+    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    """
+    B, H, N, C = gate.shape[:4]
+    total = _segment_sum(gate, -2, False, False)
+    middle = total[..., C // 2 - 1, None, :]
+    span = (
+        4.0 if gate.dtype == torch.float32 else 60.0
+    )  # the exponential of a large number is not precise enough for fp32
+    if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
+        read, write = (
+            _segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before)
+        )
+        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
+        return product.tril(-1)
+    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
+    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
+    for size in [1 << i for i in range(C.bit_length() - 1)]:
+        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
+        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
+        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
+    return score
+
+
 def _inverse(L: Tensor) -> Tensor:
     """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -110,43 +137,23 @@ def _piece(r, w, k, v, kappa, a, S):
     v = _tiles(v, N, C)  # [B, H, N, C, V] rwkv7.rec:12
     r = _tiles(r, N, C)  # [B, H, N, C, K] rwkv7.rec:13
     decay_all = x2.sum(-2).exp()  # [B, H, N, K] rwkv7.rec:13
+    score_a2_w2 = _score(kappa, x3, x2, True, False)  # [B, H, N, C, C] rwkv7.rec:12
+    inverse2 = _inverse(-score_a2_w2)  # [B, H, N, C, C] rwkv7.rec:12
     x6 = kappa * _segment_sum(x2, -2, False, True).exp()  # [B, H, N, C, K] rwkv7.rec:12
+    score_a2_w1 = _score(kappa, k, x2, True, False)  # [B, H, N, C, C] rwkv7.rec:12
+    x7 = -(score_a2_w1 @ v)  # [B, H, N, C, V] rwkv7.rec:12
     decay_out = _segment_sum(x2, -2, True, True).exp()  # [B, H, N, C, K] rwkv7.rec:12
     w2_out = x3 * decay_out  # [B, H, N, C, K] rwkv7.rec:12
-    x7 = v.mT @ (k * decay_out)  # [B, H, N, V, K] rwkv7.rec:12
+    x8 = v.mT @ (k * decay_out)  # [B, H, N, V, K] rwkv7.rec:12
     q_in = r * _segment_sum(x2, -2, False, False).exp()  # [B, H, N, C, K] rwkv7.rec:13
-    score_a2_w2 = torch.zeros(B, H, N, C, C, dtype=dtype, device=device)  # [B, H, N, C, C]
-    score_a2_w1 = torch.zeros(B, H, N, C, C, dtype=dtype, device=device)  # [B, H, N, C, C]
-    score_q_w2 = torch.diag_embed(x4)  # [B, H, N, C, C]
-    score_q_w1 = torch.diag_embed(x5)  # [B, H, N, C, C]
-    for size in (1, 2, 4, 8, 16):
-        x8 = _upper(x2, size)  # [B, H, N, C / (2 size), size, K] rwkv7.rec:12
-        x9 = (
-            _upper(kappa, size) * _segment_sum(x8, -2, False, True).exp()
-        )  # [B, H, N, C / (2 size), size, K] rwkv7.rec:12
-        write = _segment_sum(_lower(x2, size), -2, True, True).exp()  # [B, H, N, C / (2 size), size, K] rwkv7.rec:12
-        x10 = _lower(x3, size) * write  # [B, H, N, C / (2 size), size, K] rwkv7.rec:12
-        x11 = _lower(k, size) * write  # [B, H, N, C / (2 size), size, K] rwkv7.rec:12
-        x12 = _segment_sum(x8, -2, False, False).exp() * _upper(
-            r, size
-        )  # [B, H, N, C / (2 size), size, K] rwkv7.rec:13
-        _across(score_a2_w2, size).copy_(x9 @ x10.mT)
-        _across(score_a2_w1, size).copy_(x9 @ x11.mT)
-        _across(score_q_w2, size).copy_(x12 @ x10.mT)
-        _across(score_q_w1, size).copy_(x12 @ x11.mT)
-    inverse2 = _inverse(-score_a2_w2)  # [B, H, N, C, C] rwkv7.rec:12
-    x13 = -(score_a2_w1 @ v)  # [B, H, N, C, V] rwkv7.rec:12
-    x14 = score_q_w1 @ v  # [B, H, N, C, V] rwkv7.rec:13
+    x9 = _score(r, x3, x2, False, False)  # [B, H, N, C, C] rwkv7.rec:13
+    score_q_w2 = x9 + torch.diag_embed(x4)  # [B, H, N, C, C] rwkv7.rec:13
+    x10 = _score(r, k, x2, False, False)  # [B, H, N, C, C] rwkv7.rec:13
+    x11 = (x10 + torch.diag_embed(x5)) @ v  # [B, H, N, C, V] rwkv7.rec:13
     states = []
     U2s = []
     for decay_all_n, inverse2_n, x_n, x_n2, w2_out_n, x_n3 in zip(
-        decay_all.unbind(2),
-        inverse2.unbind(2),
-        x6.unbind(2),
-        x13.unbind(2),
-        w2_out.unbind(2),
-        x7.unbind(2),
-        strict=True,
+        decay_all.unbind(2), inverse2.unbind(2), x6.unbind(2), x7.unbind(2), w2_out.unbind(2), x8.unbind(2), strict=True
     ):
         states.append(S)
         U2 = inverse2_n @ (-(x_n @ S.mT) + x_n2)  # [B, H, C, V] rwkv7.rec:12
@@ -154,4 +161,4 @@ def _piece(r, w, k, v, kappa, a, S):
         S = S * decay_all_n[..., None, :] + U2.mT @ w2_out_n + x_n3  # [B, H, V, K]
     states = torch.stack(states, 2)  # [B, H, N, ...]
     U2s = torch.stack(U2s, 2)  # [B, H, N, ...]
-    return _tokens(q_in @ states.mT + score_q_w2 @ U2s + x14, T), S
+    return _tokens(q_in @ states.mT + score_q_w2 @ U2s + x11, T), S
