@@ -153,7 +153,7 @@ def test_the_text_is_the_same_each_time_and_names_the_lines(name: str) -> None:
     assert f"{name}.rec:" in text
     assert "$" not in text
     assert "§" not in text
-    assert not {"_across", "_middle"} & {h.split("(")[0][4:] for h in torch_text(graph("mamba2")).helpers}
+    assert not {"_across", "_score"} & {h.split("(")[0][4:] for h in torch_text(graph("mamba2")).helpers}
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
@@ -172,9 +172,8 @@ def test_segment_sums_never_subtract(axis: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_views_of_halves(size: int) -> None:
     x = torch.arange(16.0).reshape(1, 1, 2, 8)
-    lower, upper, middle = (f(x, size) for f in (primitives._lower, primitives._upper, primitives._middle))
+    lower, upper = (f(x, size) for f in (primitives._lower, primitives._upper))
     assert torch.equal(torch.cat([lower, upper], -1).flatten(3), x)
-    assert torch.equal(middle[..., 0], lower[..., -1])
     matrix = torch.zeros(1, 1, 2, 8, 8)
     primitives._across(matrix, size).copy_(torch.ones(1, 1, 2, 8 // (2 * size), size, size))
     t, s = torch.arange(8)[:, None], torch.arange(8)[None, :]
