@@ -5,7 +5,9 @@ Exit code 0: done. 1: a spec is wrong, or `check` found a difference; nothing ha
 
 from __future__ import annotations
 
+import keyword
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recgen
+from recgen import reserved
 from recgen.errors import RecgenError, SpecError, VerifyError
 from recgen.resources import SUFFIX, Source, find, folder, read_all, specs_folder
 
@@ -127,7 +130,7 @@ def new(
     """Write a commented spec to start from."""
     place = into or (Path("specs") if Path("specs").is_dir() else Path())
     path = place / f"{name}{SUFFIX}"
-    Source(name=name, path=str(path), text="")  # refuses what cannot be a name
+    _check_name(name, into)
     place.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -135,6 +138,20 @@ def new(
     except FileExistsError:
         raise RecgenError(f"{path} exists; it is left as it is") from None
     print(f"{path}\nnext: recgen explain {path}, recgen generate {path}")
+
+
+def _check_name(name: str, into: Path | None) -> None:
+    """Refuse what cannot be the name of a spec, before anything is written."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        given = Path(name.removesuffix(SUFFIX))
+        plain = re.sub(r"\W", "_", given.name)
+        what = "a name is an identifier"
+        if given.parent != Path():
+            what, into = f"{what}, and --dir chooses the folder", (into or Path()) / given.parent
+        command = ["recgen", "new", plain if plain.isidentifier() and not keyword.iskeyword(plain) else "my_rule"]
+        raise RecgenError(f"{name!r} is no name for a spec: {what}: {shlex.join([*command, *(['--dir', str(into)] if into else [])])}")
+    if (reason := reserved.why(name, an_input=True)) is not None:
+        raise RecgenError(f"{name!r} is no name for a spec: {reason}")
 
 
 @app.command()
@@ -145,7 +162,7 @@ def generate(specs: Specs = None, out: Out = GENERATED) -> None:
     """
     from recgen.package import write
 
-    packages, seconds, failed = _packages(_sources(specs))
+    packages, seconds, obstacles, failed = _packages(_sources(specs))
     table = Table("package", "from", "files", "lines", "seconds", "", box=None, pad_edge=False)
     for package in packages:
         changed = write(package, out)
@@ -154,6 +171,8 @@ def generate(specs: Specs = None, out: Out = GENERATED) -> None:
         table.add_row(str(out / package.name), package.source.path, str(len(package.files)), str(package.lines), took, written)
     if packages:
         _console().print(table)
+    for name, obstacle in obstacles.items():
+        print(f"recgen: note: {name} has recurrent kernels and no chunked ones: {obstacle}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
@@ -163,7 +182,7 @@ def check(specs: Specs = None, out: Out = GENERATED) -> None:
     """Exit 1 with a diff when generated/ is not what specs and templates produce."""
     from recgen.package import compare, is_generated
 
-    packages, _, failed = _packages(_sources(specs))
+    packages, _, _, failed = _packages(_sources(specs))
     diff = "".join(compare(package, out) for package in packages)
     if not specs and not failed and out.is_dir():
         known = {package.name for package in packages}
@@ -251,23 +270,27 @@ def _sources(specs: Sequence[str] | None) -> tuple[Source, ...]:
     return sources
 
 
-def _packages(sources: Sequence[Source]) -> tuple[tuple[Package, ...], dict[str, float], bool]:
-    """Compile each spec and format all of them at once; what is wrong is reported and left out."""
+def _packages(sources: Sequence[Source]) -> tuple[tuple[Package, ...], dict[str, float], dict[str, str], bool]:
+    """Compile each spec and format all of them at once: packages, seconds, obstacles to a chunk form. What is wrong is reported."""
     from recgen.package import finish
     from recgen.pipeline import compile_spec
 
     emitted: list[tuple[Source, dict[str, str]]] = []
     seconds: dict[str, float] = {}
+    obstacles: dict[str, str] = {}
     for source in sources:
         start = time.perf_counter()
         try:
-            emitted.append((source, compile_spec(source).files))
+            compiled = compile_spec(source)
+            emitted.append((source, compiled.files))
+            if compiled.normal.obstacle is not None:
+                obstacles[source.name] = compiled.normal.obstacle
         except VerifyError:
             raise
         except RecgenError as error:
             _complain(error)
         seconds[source.name] = time.perf_counter() - start
-    return finish(emitted), seconds, len(emitted) < len(sources)
+    return finish(emitted), seconds, obstacles, len(emitted) < len(sources)
 
 
 def _console() -> Console:

@@ -76,7 +76,7 @@ def find(spec: str | os.PathLike[str], specs: Path | None = None) -> Source:
             return read(_relative(path))
     known = sorted({path.stem for place in folders for path in place.glob(f"*{SUFFIX}")})
     close = difflib.get_close_matches(shown, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."
     raise RecgenError(f"no spec named {shown!r}; {hint} A file is given by its path: {shown}{SUFFIX}")
 
 

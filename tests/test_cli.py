@@ -66,6 +66,13 @@ def test_generate_takes_names_paths_and_a_folder(invoke: Invoke, tmp_path: Path)
     assert not Path("generated").exists()
 
 
+def test_generate_says_where_there_are_no_chunked_kernels(invoke: Invoke) -> None:
+    Path("odd.rec").write_text("obstacle\n")
+    code, out, err = invoke("generate", "one", "odd.rec")
+    assert code == 0 and "generated/odd" in out
+    assert err == "recgen: note: odd has recurrent kernels and no chunked ones: it has none\n"
+
+
 def test_a_wrong_spec_is_shown_as_it_is_and_leaves_nothing(invoke: Invoke) -> None:
     Path("bad.rec").write_text("wrong\n")
     for command in (["generate", "bad.rec"], ["explain", "bad.rec"], ["check", "bad.rec"]):
@@ -102,7 +109,13 @@ def test_a_fault_of_recgen_stays_a_traceback_and_leaves_nothing(invoke: Invoke) 
         (["generate", "none.rec"], "none.rec: cannot read the spec: No such file or directory"),
         (["generate", "one", "specs/one.rec"], "two specs are named one: specs/one.rec, specs/one.rec"),
         (["generate", "one", "--out", "specs/two.rec"], "specs/two.rec: File exists"),
-        (["new", "a-b"], "'a-b' cannot be one"),
+        (["explain", "xyz"], "two. A file is given by its path: xyz.rec"),
+        (["new", "a-b"], "'a-b' is no name for a spec: a name is an identifier: recgen new a_b"),
+        (["new", "a.rec", "--dir", "b"], "a name is an identifier: recgen new a --dir b"),
+        (["new", "../ops/name"], "and --dir chooses the folder: recgen new name --dir ../ops"),
+        (["new", "c d/a.rec", "--dir", "b"], "and --dir chooses the folder: recgen new a --dir 'b/c d'"),
+        (["new", "lambda"], "a name is an identifier: recgen new my_rule"),
+        (["new", "sum"], "'sum' is no name for a spec: it is a name of Python"),
         (["new", "one"], "specs/one.rec exists; it is left as it is"),
     ],
 )
