@@ -163,9 +163,11 @@ def _retention(u: Update, version: int, inputs: tuple[Input, ...]) -> Expr:
     if not u.keeps:
         raise Obstacle("the state before this line is dropped", u.line)
     retention = add_up([k.key for k in u.keeps])
-    low, _ = bounds(retention, inputs)
+    low, high = bounds(retention, inputs)
     if -math.inf < low < 0:
         raise Obstacle(f"the retention {retention} may be negative, down to {low:g}, and has no logarithm then", u.line)
+    if low < 0 and high <= 0:
+        raise Obstacle(f"the retention {retention} is never positive and has no logarithm", u.line)
     if retention.could_extract_minus_sign() and not retention.is_Add:
         raise Obstacle(f"the retention {retention} is negative and has no logarithm", u.line)
     return retention

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from sympy import Expr, Mul
+from sympy import Expr, Mul, exp
 
 from recgen.affine import ONE, ZERO, Diag, Outer, Step, Term, execute
-from recgen.elementwise import Axis, Domain, Input, axes_of
+from recgen.elementwise import Axis, Domain, Input, axes_of, bounds, symbol
 from recgen.errors import SpecError
 from recgen.form import Column, Event, Keep, MicroStep, NormalForm, Read, Row, StateRead, Update
 from recgen.microsteps import Obstacle, microsteps
@@ -92,8 +92,22 @@ def _update(step: Step, spec: Spec) -> Update:
                 columns.append((Row(a, ()), Column(ZERO, (StateRead(n, b, y),))))
             case _:
                 _fail(spec, step, "the state is read down to a single number before it is written", _NUMBER_HINT)
+    for (_, value), key in keeps.items():
+        _check_decay(key * value, step, spec)
     kept = tuple(Keep(n, k, v) for (n, v), k in keeps.items() if k != 0)
     return Update(kept, (*((r, Column(b, ())) for b, r in rows.items()), *columns), step.line)
+
+
+def _check_decay(retention: Expr, step: Step, spec: Spec) -> None:
+    """Refuse a log decay without its exp, and exp of its negative."""
+    for f in Mul.make_args(retention):
+        logs = [i.name for i in spec.inputs if i.domain.kind == "log_decay" and symbol(i.name) in f.free_symbols]
+        if logs and f == symbol(logs[0]):
+            hint = f"`{logs[0]}` is a log_decay, the log of what is kept: write exp({logs[0]})"
+            _fail(spec, step, f"the state is multiplied by `{logs[0]}`, which is never positive", hint)
+        if logs and isinstance(f, exp) and bounds(f, spec.inputs)[0] >= 1:
+            hint = f"`{logs[0]}` is a log_decay, <= 0 already: write exp({logs[0]})"
+            _fail(spec, step, f"the state grows by `{f}`, which is never below 1", hint)
 
 
 def _output(step: Step, spec: Spec) -> Row:

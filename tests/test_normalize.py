@@ -316,6 +316,7 @@ OBSTACLES = {
     "P = S; S = S + v @ k.T; S = S + P": ("an older state", 6),
     "S = -0.5 * S + v @ k.T": ("may be negative", 4),
     "S = (1 - b2) * S + v @ k.T": ("down to -1", 5),
+    "S = (g + h) * S + v @ k.T": ("never positive", 5),
 }
 
 
