@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 from collections.abc import Iterable
 
+from recgen import hints
 from recgen import typing_rules as rules
 from recgen.elementwise import SIZES
 from recgen.errors import SpecError
+from recgen.hints import decay, flip, nearest, source, swap
 from recgen.spec import KEY, SCALAR, STATE, VALUE, Binary, Call, Name, Neg, Node, Number, Shape, children, describe
 from recgen.zoo import ZOO
 
 _OPS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}
+_OTHER_OPS = {ast.BitXor: "^", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.LShift: "<<", ast.RShift: ">>"}
 ZOO_ARITY = {s.split("(")[0]: 0 if s.endswith("()") else s.count(",") + 1 for s in ZOO}
-
 
 LARGEST = 1e30
 STEEPEST = 64  # exponent
@@ -32,6 +33,7 @@ class Expressions:
         self.bound: dict[str, tuple[Shape, int]] = {}
         self.used: set[str] = set()
         self.later: dict[str, int] = {}  # local -> the line that first assigns it
+        self.target = ""  # the name that the line assigns
         self.in_const = False
         self.in_objective = False
         self.outer: ast.expr | None = None  # the call of a zoo name whose definition is being read
@@ -52,6 +54,13 @@ class Expressions:
         line: int = getattr(at, "lineno", 1)
         before = self.rows[line - 1].encode()[: getattr(at, "col_offset", 0)]
         return line, len(before.decode(errors="replace")) + 1
+
+    def sign(self, e: ast.BinOp, op: str) -> tuple[int, int]:
+        """Where the operator of e stands."""
+        line = e.left.end_lineno or 1
+        after = len(self.rows[line - 1].encode()[: e.left.end_col_offset].decode(errors="replace"))
+        col = self.rows[line - 1].find(op, after)
+        return self.place(e) if col < 0 else (line, col + 1)
 
     def nonlinear(self, at: ast.AST, found: str) -> SpecError:
         """What is not linear in the state is refused."""
@@ -86,13 +95,19 @@ class Expressions:
             case ast.Attribute(value=value, attr="T"):
                 return rules.transpose(self.expression(value), line, col)
             case ast.Attribute(attr=attr):
-                raise self.error(e, f"unknown attribute `.{attr}`", expected="`.T`, the transpose", found=f"`.{attr}`")
+                hint = hints.of_expression(e)
+                raise self.error(e, f"unknown attribute `.{attr}`", expected="`.T`, the transpose", found=f"`.{attr}`", hint=hint)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPS:
                 return self.binary(e, _OPS[type(op)], left, right)
             case ast.Call(func=ast.Name(id=fn), args=args, keywords=keywords):
                 return self.call(e, fn, args, keywords)
+        at: ast.expr | tuple[int, int] = e
+        found = ast.unparse(e)
+        if isinstance(e, ast.BinOp):
+            found = _OTHER_OPS[type(e.op)]
+            at = self.sign(e, found)
         expected = "names, numbers, + - * / ** @ .T and functions"
-        raise self.error(e, "not an expression of a spec", expected=expected, found=f"`{ast.unparse(e)}`")
+        raise self.error(at, "not an expression of a spec", expected=expected, found=f"`{found}`", hint=hints.of_expression(e))
 
     def lookup(self, e: ast.expr, name: str) -> Node:
         """A name, or I."""
@@ -110,10 +125,12 @@ class Expressions:
         if name == "o":
             raise self.error(e, "the output `o` cannot be read", hint="give the value a name of its own first")
         if name not in self.bound:
-            hint = nearest(name, (*self.bound, "S", "I", "K", "V"))
-            if name in self.later:
+            hint = hints.of_name(name, (*self.bound, "S", "I", "K", "V"))
+            if self.later.get(name, line + 1) <= line:
+                hint = f"`{name}` is a local of one token; what goes from token to token is the state S"
+            elif name in self.later:
                 hint = f"`{name}` is assigned on line {self.later[name]}, after this"
-            elif name in rules.FUNCTIONS or name in ZOO_ARITY:
+            elif name != "scalar" and (name in rules.FUNCTIONS or name in ZOO_ARITY):
                 hint = f"`{name}` is a function: write {name}(...)"
             raise self.error(e, f"unknown name `{name}`", expected="an input, a local, S, I, K or V", found=f"`{name}`", hint=hint)
         self.used.add(name)
@@ -124,7 +141,7 @@ class Expressions:
         """x op y, typed."""
         x, y = self.expression(left), self.expression(right)
         if op == "@" and SCALAR in (x.shape, y.shape):
-            raise self.error(e, "`@` between a scalar and another factor", hint=f"a scalar multiplies with `*`: {_swap(e, '*')}")
+            raise self.error(e, "`@` between a scalar and another factor", hint=f"a scalar multiplies with `*`: {swap(e, '*')}")
         x, y = rules.unify(op, x, y)
         degree = x.degree + y.degree if op in "*@" else max(x.degree, y.degree)
         if op in ("/", "**") and y.degree:
@@ -135,13 +152,18 @@ class Expressions:
             raise self.nonlinear(e, f"`{ast.unparse(e)}`, where both factors read S")
         if op == "**" and not -STEEPEST <= _constant(y) <= STEEPEST:
             expected = f"a number from -{STEEPEST} to {STEEPEST}"
-            raise self.error(right, "an exponent is a constant number", expected=expected, found=f"`{ast.unparse(right)}`")
+            varies = any(isinstance(n, Name) for n in walk(y))
+            hint = f"a power that varies is exp({source(right)} * log({ast.unparse(left)}))" if varies else None
+            raise self.error(right, "an exponent is a constant number", expected=expected, found=f"`{ast.unparse(right)}`", hint=hint)
         if op == "/" and isinstance(y, Number) and y.value == 0:
             raise self.error(right, "division by zero")
         shape = rules.shape_of(op, x, y)
         if isinstance(shape, rules.Mismatch):
             found = f"{describe(x.shape)} `{ast.unparse(left)}` {op} {describe(y.shape)} `{ast.unparse(right)}`"
-            hint = shape.hint.format(x=source(left), y=source(right), xt=flip(left), yt=flip(right)) if shape.hint else None
+            texts = {"x": source(left), "y": source(right), "xt": flip(left), "yt": flip(right)}
+            bare = {"bare_x": ast.unparse(left), "bare_y": ast.unparse(right)}
+            hint = shape.hint.format(**texts, **bare) if shape.hint else None
+            hint = decay(left, x, y.shape) or (decay(right, y, x.shape) if op in "+-" else None) or hint
             raise self.error(e, shape.message, expected=shape.expected, found=found, hint=hint)
         line, col = self.place(e)
         return Binary(op, x, y, shape=shape, degree=degree, line=line, col=col)
@@ -153,7 +175,9 @@ class Expressions:
         arity = ZOO_ARITY.get(fn) if fn in ZOO_ARITY else rules.FUNCTIONS.get(fn)
         if arity is None or (self.in_const and fn not in ("sqrt", "exp", "log")):
             known = ("sqrt", "exp", "log") if self.in_const else (*rules.FUNCTIONS, *ZOO_ARITY)
-            hint = f"`{fn}` is a name, not a function: a product is written with `*`" if fn in self.bound else nearest(fn, known)
+            hint = nearest(fn, known) if self.in_const else hints.of_function(fn, known)
+            if fn in self.bound:
+                hint = f"`{fn}` is a name, not a function: a product is written with `*`"
             raise self.error(e, f"unknown function `{fn}`", expected=", ".join(known), found=f"`{fn}`", hint=hint)
         if len(args) != arity:
             sign = next((s for s in ZOO if s.startswith(fn + "(")), None)
@@ -171,12 +195,21 @@ class Expressions:
         norms = fn in ("norm", "norm2", "l2norm")
         allowed = (KEY, VALUE, STATE) if fn == "norm2" and self.in_objective else (KEY, VALUE) if norms else (SCALAR, KEY, VALUE)
         if x.degree and not (fn == "norm2" and self.in_objective and x.degree == 1):
-            hint = "a squared norm of a read is an objective: grad(norm2(S @ k - v) / 2, S)" if fn == "norm2" else None
+            hint = "a squared norm of a read is an objective: grad(norm2(S @ k - v) / 2, S)"
+            if fn != "norm2" and self.target == "o":
+                hint = f"apply {fn} to the output, after the op: the recurrence itself is linear in S"
+            elif fn != "norm2":
+                meant = "normalise keys, k = l2norm(k)" if norms else f"an input may gate it, {fn}(x) * S"
+                hint = f"a recurrence is linear in its state: {meant}"
             expected = f"an argument of `{fn}` that is free of S"
             raise self.error(e, "not linear in the state S", expected=expected, found=f"`{ast.unparse(e)}`", hint=hint)
         if x.shape not in allowed:
             expected = " or ".join(describe(s) for s in allowed)
-            raise self.error(args[0], f"`{fn}` of the wrong kind of value", expected=expected, found=describe(x.shape))
+            hint = None
+            match args[0]:
+                case ast.Call(func=ast.Name(id="diag" | "diagonal" | "scalar" as outer), args=[inner]):
+                    hint = f"write {outer}({fn}({ast.unparse(inner)}))"
+            raise self.error(args[0], f"`{fn}` of the wrong kind of value", expected=expected, found=describe(x.shape), hint=hint)
         line, col = self.place(e)
         shape = SCALAR if fn in ("norm", "norm2") else x.shape
         return Call(fn, nodes, shape=shape, degree=2 * x.degree if fn == "norm2" else x.degree, line=line, col=col)
@@ -186,7 +219,10 @@ class Expressions:
         x, y = nodes
         if x.shape not in (KEY, VALUE) or x.shape != y.shape:
             found = f"{describe(x.shape)} `{ast.unparse(args[0])}` and {describe(y.shape)} `{ast.unparse(args[1])}`"
-            raise self.error(e, "`dot` of two different kinds", expected="two key rows or two value rows", found=found)
+            texts = {"x": source(args[0]), "y": source(args[1]), "xt": flip(args[0]), "yt": flip(args[1])}
+            outer = rules.outer(x.shape, y.shape)
+            hint = f"an outer product is {outer.format(**texts)}" if outer else "a read is S @ q" if STATE in (x.shape, y.shape) else None
+            raise self.error(e, "`dot` of two different kinds", expected="two key rows or two value rows", found=found, hint=hint)
         if x.degree + y.degree > 1 and not self.in_objective:
             raise self.nonlinear(e, f"`{ast.unparse(e)}`, where both factors read S")
         line, col = self.place(e)
@@ -226,6 +262,10 @@ class Expressions:
                 raise self.error(
                     a, f"`{fn}` of something that reads the state", expected="arguments free of S", found=f"`{ast.unparse(a)}`"
                 )
+            if n.shape not in (SCALAR, KEY, VALUE):
+                found = f"{describe(n.shape)} `{ast.unparse(a)}`"
+                hint = f"{signature} = {ZOO[signature]}"
+                raise self.error(a, f"`{fn}` of the wrong kind of value", expected="a scalar or a row", found=found, hint=hint)
         saved = self.outer, self.params
         self.outer = self.outer or e
         names = [p.strip() for p in signature[len(fn) + 1 : -1].split(",") if p.strip()]
@@ -237,11 +277,6 @@ class Expressions:
             raise
         finally:
             self.outer, self.params = saved
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else None
 
 
 def walk(node: Node) -> Iterable[Node]:
@@ -279,19 +314,3 @@ def _fold(op: str, a: float, b: float) -> float:
     except ArithmeticError:
         pass
     return math.nan
-
-
-def source(e: ast.expr) -> str:
-    text = ast.unparse(e)
-    return text if isinstance(e, ast.Name | ast.Attribute | ast.Call | ast.Constant) else f"({text})"
-
-
-def flip(e: ast.expr) -> str:
-    """The text of the transpose of e."""
-    if isinstance(e, ast.BinOp) and isinstance(e.op, ast.MatMult):
-        return f"{flip(e.right)} @ {flip(e.left)}"
-    return source(e.value) if isinstance(e, ast.Attribute) and e.attr == "T" else source(e) + ".T"
-
-
-def _swap(e: ast.BinOp, op: str) -> str:
-    return f"{source(e.left)} {op} {source(e.right)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import keyword
 import math
@@ -13,11 +14,12 @@ from pathlib import Path
 import sympy
 from sympy import Expr
 
-from recgen import reserved
+from recgen import hints, reserved
 from recgen import typing_rules as rules
 from recgen.elementwise import SIZES, Axis, Domain, Input, apply, number
 from recgen.errors import SpecError
-from recgen.expressions import ZOO_ARITY, Expressions, flip, nearest, source
+from recgen.expressions import ZOO_ARITY, Expressions
+from recgen.hints import decay, flip, nearest
 from recgen.spec import KEY, SCALAR, STATE, VALUE, Binary, Call, Line, Name, Neg, Node, Number, Spec, describe
 
 __all__ = ["Domain", "Input", "Spec", "parse"]
@@ -28,6 +30,7 @@ DOMAINS: dict[str, Domain] = {
     "unit": Domain("unit", 0.0, 1.0),
     "unit_norm": Domain("unit_norm", -1.0, 1.0),
 }
+STATEMENT = "a declaration `x: key` or an equation `S = ...`"
 REAL = Domain("real", -math.inf, math.inf)
 
 
@@ -84,7 +87,13 @@ class _Parser(Expressions):
         except SyntaxError as e:
             line, col = min(e.lineno or 1, len(self.rows)), max(e.offset or 1, 1)
             self.refuse_keyword(line)
-            raise self.error((line, col), f"syntax error: {e.msg}", expected="a declaration `x: key` or an equation `S = ...`") from None
+            what = re.split(r"\. | \(detected", e.msg)[0]  # without the advice for Python
+            if what == "unexpected indent":
+                col = len(self.rows[line - 1]) - len(self.rows[line - 1].lstrip()) + 1
+            closing = {"[": "]", "(": ")", "{": "}"}
+            expected = f"a closing `{closing[what[1]]}`" if what.endswith("was never closed") else STATEMENT
+            hint = hints.of_syntax(self.rows[line - 1], col, what)
+            raise self.error((line, col), f"syntax error: {what}", expected=expected, hint=hint) from None
         except (ValueError, RecursionError, MemoryError) as e:
             raise self.error((1, 1), f"this text cannot be read: {e or type(e).__name__}") from None
 
@@ -104,27 +113,53 @@ class _Parser(Expressions):
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self.assign(s, name, value)
             case ast.AugAssign(target=target, op=op, value=value):
-                sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.MatMult: "@"}.get(type(op), "+")
-                t = ast.unparse(target)
-                hint = f"write {t} = {t} {sign} {ast.unparse(value) if sign == '+' else source(value)}"
-                raise self.error(s, "an equation has a plain `=`", expected="NAME = expression", found=f"`{sign}=`", hint=hint)
-            case ast.Assign(targets=targets):
-                found = " = ".join(ast.unparse(t) for t in targets)
-                raise self.error(s, "an equation has one name on its left", expected="NAME = expression", found=f"`{found} = ...`")
+                left, right = ast.unparse(target), ast.unparse(ast.BinOp(target, op, value))
+                what, hint = "an equation has a plain `=`", f"write {left} = {right}"
+                raise self.error(s, what, expected="NAME = expression", found=f"`{ast.unparse(s)}`", hint=hint)
+            case ast.Assign(targets=[first, *_] as targets):
+                what, found = "an equation has one name on its left", " = ".join(ast.unparse(t) for t in targets)
+                indexed = hints.of_expression(first)
+                raise self.error(s, what, expected="NAME = expression", found=f"`{found} = ...`", hint=indexed)
             case _:
                 self.refuse_keyword(s.lineno)
                 found = f"`{ast.unparse(s).splitlines()[0]}`"
-                expected = "a declaration `x: key` or an equation `S = ...`"
-                raise self.error(s, "not a statement of a spec", expected=expected, found=found)
+                raise self.error(s, "not a statement of a spec", expected=STATEMENT, found=found, hint=self.meant(s))
+
+    def meant(self, s: ast.stmt) -> str | None:
+        """What a statement that a spec does not have was meant to be."""
+        row = self.rows[s.lineno - 1]
+        match s:
+            case ast.Import() | ast.ImportFrom():
+                return "a spec needs no imports: its functions are known, and it runs none"
+            case ast.For() | ast.While() | ast.If() | ast.With() | ast.FunctionDef() | ast.ClassDef():
+                return "a spec says what one token does, line by line: no loops, conditions or definitions"
+            case ast.Expr(value=ast.Constant(value=str())):
+                return "a comment starts with `#`"
+            case _ if hints.is_continued(row.split("#")[0].rstrip()):
+                return hints.SEVERAL_LINES
+            case ast.Expr(value=ast.Compare()):
+                return "an equation has a plain `=`"
+            case ast.Expr(value=ast.expr() as value) | ast.Return(value=ast.expr() as value):
+                with contextlib.suppress(SpecError):
+                    node = self.expression(value)
+                    target = {STATE: "S", VALUE: "o"}.get(node.shape) if node.degree else None
+                    return f"write {target} = {ast.unparse(value)}" if target else None
+        return None
 
     def complete(self) -> None:
         """What the file as a whole must have."""
         end = (len(self.rows) - (self.rows[-1] == "" and len(self.rows) > 1), 1)
-        targets = [n.target for n in self.lines]
-        if "S" not in targets:
-            raise self.error(end, "the state is never updated", expected="a line `S = ...`", hint="a write is S = S + v @ k.T")
-        if "o" not in targets:
-            raise self.error(end, "there is no output", expected="one line `o = ...`", hint="a read is o = S @ q")
+        for target, shape, what, line, hint in (
+            ("S", STATE, "the state is never updated", "a line `S = ...`", "a write is S = S + v @ k.T"),
+            ("o", VALUE, "there is no output", "one line `o = ...`", "a read is o = S @ q"),
+        ):
+            if target in (n.target for n in self.lines):
+                continue
+            for n in reversed(self.lines):
+                if n.value.shape == shape and n.value.degree and (target == "S" or n.target not in self.used):
+                    meant = f"`{n.target}` is a local: write {target} = {n.value}"
+                    raise self.error((n.line, n.col), what, expected=line, found=f"`{n.target} = ...`", hint=meant)
+            raise self.error(end, what, expected=line, hint=hint)
         for i in self.inputs:
             if i.name not in self.used:
                 raise self.error((i.line, self.cols[i.name]), f"`{i.name}` is declared and never used", hint="use it or remove it")
@@ -166,7 +201,9 @@ class _Parser(Expressions):
         else:
             axes, domain = self.axes(s, kind, args)
             if s.value is not None:
-                raise self.error(s.value, "only a const has a default", found=f"`{ast.unparse(s)}`")
+                declaration = f"{name}: {ast.unparse(s.annotation)}"
+                hint = f"write {declaration} for a tensor, {name}: const = {ast.unparse(s.value)} for a number"
+                raise self.error(s.value, "only a const has a default", expected=declaration, found=f"`{ast.unparse(s)}`", hint=hint)
         line, col = self.place(s)
         self.cols[name] = col
         self.inputs.append(Input(name, axes, domain, default, line))
@@ -177,7 +214,7 @@ class _Parser(Expressions):
         table: dict[str, tuple[Axis, ...]] = {"scalar": ("t",), "key": ("t", "k"), "value": ("t", "v"), "head": ()}
         if kind not in table:
             word = kind or ast.unparse(s.annotation)
-            hint = nearest(word, AXIS_KINDS)
+            hint = hints.of_axis(word, AXIS_KINDS)
             raise self.error(s.annotation, f"unknown axis `{word}`", expected=", ".join(AXIS_KINDS), found=f"`{word}`", hint=hint)
         axes = table[kind]
         if kind == "head" and args and isinstance(args[0], ast.Name) and args[0].id in ("key", "value"):
@@ -228,6 +265,7 @@ class _Parser(Expressions):
         if name == "o" and any(n.target == "o" for n in self.lines):
             first = next(n.line for n in self.lines if n.target == "o")
             raise self.error(s, "the output is assigned twice", expected="one line `o = ...`", found=f"a first one on line {first}")
+        self.target = name
         node = self.expression(value)
         want = {"S": STATE, "o": VALUE}.get(name)
         if want is not None and node.shape == ("?", "?"):
@@ -237,6 +275,7 @@ class _Parser(Expressions):
             hint = "a read is o = S @ q" if name == "o" else "a write is S = S + v @ k.T"
             if node.shape == want[::-1]:
                 hint = f"transpose it: {flip(value)}"
+            hint = decay(value, node, want) or hint
             raise self.error(value, what, expected=describe(want), found=describe(node.shape), hint=hint)
         if node.shape == ("?", "?"):
             raise self.error(value, "nothing here says how large I is", hint="use it where it meets S or a row, not alone")

@@ -27,7 +27,7 @@ ROWS = (KEY, VALUE)
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why two shapes do not fit; hint may use {x} {y} and their transposes {xt} {yt}."""
+    """Why two shapes do not fit; hint may use {x} {y}, their transposes {xt} {yt}, and {bare_x} {bare_y} in a call."""
 
     message: str
     expected: str | None
@@ -96,22 +96,27 @@ def _matmul(a: Shape, b: Shape) -> Shape | Mismatch:
     if a[1] == b[0]:
         return (a[0], b[1])
     expected = "columns of the left factor = rows of the right one"
+    written = outer(a, b)
     hint: str | None
     match (a, b):
         case (("k" | "v", "1"), ("k" | "v", "1")) if a == b:
-            hint = "an inner product is {xt} @ {y}, an outer product is {x} @ {yt}"
-        case (("k", "1"), ("v", "1")):
-            hint = "the state is value x key: an outer product is written {y} @ {xt}"
-        case (("v", "1"), ("k", "1")):
-            hint = "the state is value x key: an outer product is written {x} @ {yt}"
+            hint = "an elementwise product is {x} * {y}, an inner product is {xt} @ {y}, an outer product is {x} @ {yt}"
+        case (("1", "k" | "v"), ("1", "k" | "v")) if a == b:
+            hint = "an inner product is {x} @ {yt}"
+        case _ if written:
+            hint = f"the state is value x key: an outer product is written {written}"
         case (("v", "k"), ("v", "1")):
             hint = "the state is value x key: it is read with a key row, S @ k; a value row reads {xt} @ {y}"
-        case (("v" | "k", "1"), ("v", "k")):
-            hint = "a read stands on the left of its row: S @ k, or S.T @ v"
+        case (("k", "v"), ("k", "1")):
+            hint = "the state is value x key: a key row reads {xt} @ {y}"
+        case (("k", "1"), ("v", "k")):
+            hint = "a key row reads {y} @ {x}; a decay by key channel is {y} @ diag({bare_x})"
+        case (("v", "1"), ("v", "k")):
+            hint = "a value row reads {yt} @ {x}; a decay by value channel is diag({bare_x}) @ {y}"
         case (("1", "k"), ("v", "k")):
             hint = "a read is {y} @ {xt}"
         case (("v", "k"), ("v", "v")) | (("k", "k"), ("v", "k")):
-            hint = "value x value matrices stand on the left of the state, key x key matrices on the right"
+            hint = "value x value matrices stand on the left of the state, key x key matrices on the right: {y} @ {x}"
         case (("v", "k"), ("v", "k")):
             hint = "two states do not multiply: the recurrence must be linear in S"
         case _:
@@ -129,19 +134,26 @@ def _times(x: Node, y: Node) -> Shape | Mismatch:
         return b
     expected = "a scalar and anything, or two rows of the same kind"
     hint: str | None
+    written = outer(a, b)
     match (a, b):
-        case (("k", "1"), ("v", "1")):
-            hint = "an outer product is {y} @ {xt}"
-        case (("v", "1"), ("k", "1")):
-            hint = "an outer product is {x} @ {yt}"
+        case _ if written:
+            hint = f"an outer product is {written}"
+        case (("k" | "v", "1"), ("1", "k" | "v")):
+            hint = "an outer product is {x} @ {y}"
+        case (("1", "k" | "v"), ("k" | "v", "1")):
+            hint = "an inner product is {x} @ {y}"
         case (("k", "1"), ("v", "k")):
-            hint = "scale the key axis with {y} @ diag({x})"
+            hint = "a read is {y} @ {x}; scale the key axis with {y} @ diag({bare_x})"
         case (("v", "k"), ("k", "1")):
-            hint = "scale the key axis with {x} @ diag({y})"
+            hint = "a read is {x} @ {y}; scale the key axis with {x} @ diag({bare_y})"
+        case (("v", "k"), ("1", "k")):
+            hint = "scale the key axis with {x} @ diag({yt})"
+        case (("1", "k"), ("v", "k")):
+            hint = "scale the key axis with {y} @ diag({xt})"
         case (("v", "1"), ("v", "k")):
-            hint = "scale the value axis with diag({x}) @ {y}"
+            hint = "scale the value axis with diag({bare_x}) @ {y}"
         case (("v", "k"), ("v", "1")):
-            hint = "scale the value axis with diag({y}) @ {x}"
+            hint = "scale the value axis with diag({bare_y}) @ {x}"
         case _ if "1" not in a and "1" not in b:
             hint = "matrices multiply with @"
         case _:
@@ -156,9 +168,32 @@ def _plus(a: Shape, b: Shape) -> Shape | Mismatch:
         return a if b == SCALAR else b
     expected = "two values of the same kind"
     if SCALAR in (a, b):
-        return Mismatch("a scalar added to a matrix", expected, "a multiple of the identity is `x * I`")
+        hint = "the identity matrix is `I`, a multiple of it `x * I`" if STATE not in (a, b) else "a write is an outer product, v @ k.T"
+        return Mismatch("a scalar added to a matrix", expected, hint)
     if {a, b} == {KEY, VALUE}:
         return Mismatch("a key row and a value row do not add", expected, None)
     if (a[1], a[0]) == b:
-        return Mismatch("one of these is transposed", expected, "the state is value x key: write {yt}" if a == STATE else "write {yt}")
+        turned = "write {xt}" if b == STATE else "write {yt}"
+        hint = f"the state is value x key: {turned}" if STATE in (a, b) else turned
+        return Mismatch("one of these is transposed", expected, hint)
+    for matrix, row, name in ((a, b, "y"), (b, a, "x")):
+        if matrix == STATE and row in ROWS:
+            hint = f"{{{name}}} @ k.T" if row == VALUE else f"v @ {{{name}t}}"
+            return Mismatch("a row added to a matrix", expected, f"a write is an outer product, {hint}")
+        if matrix in (OPEN, row[:1] * 2) and row in ROWS:
+            return Mismatch("a row added to a matrix", expected, f"the diagonal matrix of a row is diag({{bare_{name}}})")
     return Mismatch("these do not add", expected, None)
+
+
+def outer(a: Shape, b: Shape) -> str | None:
+    """How the outer product of a key row and a value row is written, of either orientation; None for other shapes."""
+    match (a, b):
+        case (("v", "1") | ("1", "v"), ("k", "1") | ("1", "k")):
+            value, key, names = a, b, "xy"
+        case (("k", "1") | ("1", "k"), ("v", "1") | ("1", "v")):
+            value, key, names = b, a, "yx"
+        case _:
+            return None
+    left = names[0] + ("t" if value[0] == "1" else "")
+    right = names[1] + ("t" if key[1] == "1" else "")
+    return f"{{{left}}} @ {{{right}}}"
