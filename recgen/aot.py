@@ -125,7 +125,9 @@ def launches_of(package: ModuleType, configuration: Configuration, B: int = 8, T
     """Everything that a training step of the chunked and of the recurrent op launches, with a state that comes and goes."""
     K, V, dtype = configuration.K, configuration.V, DTYPES[configuration.dtype]
     sizes = {"t": (B, T, H), "tk": (B, T, H, K), "tv": (B, T, H, V), "": (H,), "k": (H, K), "v": (H, V)}
-    card = package.launch.Card(132, TARGETS[configuration.target][1], configuration.target.startswith("gfx"))
+    card = package.launch.Card(
+        132, TARGETS[configuration.target][1], configuration.target.startswith("gfx"), configuration.target == "sm_100"
+    )
     operands = {a.name for a in package.op.ARGUMENTS if a.operand}
 
     def on_card(device: torch.device) -> Any:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from .graph import Dot, Pull, Rows, Score
 from .levels import Falls, expand, falls
-from .lower import ROW, Loop, Lowered, lower
+from .lower import ROW, Loop, Lowered, by_pointer, lower
 from .normalize import NormalForm
 from .schedule import Buffer, Kernel, Schedule
 
 INDENT = "    "
-CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "STAGES")  # of a kernel, as far as it uses them
+CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES")  # of a kernel, as far as it uses them
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class KernelText:
     doc: str
     parameters: tuple[str, ...]
     lines: tuple[str, ...]
-    extras: tuple[str, ...] = ()  # arguments behind the tensors: those that rows are read from, and constants of the spec
+    extras: tuple[str, ...] = ()  # arguments behind the tensors: those that rows are read from, their steps, and constants of the spec
+    steps: tuple[str, ...] = ()  # parameters whose values are nothing to specialise on
 
 
 def variants(kernel: Kernel) -> list[tuple[str, Falls | None]]:
@@ -37,22 +38,24 @@ def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
     texts = []
     for label, kind in variants(kernel):
         lowered = lower(expand(kernel, plan.tile.graph, kind), plan.tile.graph.names, f"{name}.rec")
-        body = (*_returns(kernel, kind), *(_parallel(lowered) if kernel.walk == "parallel" else _scan(lowered)))
+        body = _where(kernel, kind, _parallel(lowered) if kernel.walk == "parallel" else _scan(lowered))
         lines = (*_indices(kernel, body), *body)
-        extras = (*lowered.rows_of, *lowered.constants)
-        parameters = tuple(_parameters(kernel, lowered, "\n".join(lines)))
-        texts.append(KernelText(f"chunk_{label}_kernel", _doc(kernel, kind), parameters, lines, extras))
+        steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
+        extras = (*lowered.rows_of, *(f"*token_steps({name})" for name in lowered.steps_of), *lowered.constants)
+        parameters = tuple(_parameters(kernel, lowered, steps, "\n".join(lines)))
+        texts.append(KernelText(f"chunk_{label}_kernel", _doc(kernel, kind), parameters, lines, extras, steps))
     return texts
 
 
-def _returns(kernel: Kernel, kind: Falls | None) -> list[str]:
-    """A kernel for one kind of chunk has nothing to do at another."""
+def _where(kernel: Kernel, kind: Falls | None, body: tuple[str, ...]) -> tuple[str, ...]:
+    """A kernel for one kind of chunk has nothing to do at another. (An early return would take the function apart into blocks, which the
+    pipeliner for Blackwell does not take.)"""
     if kind is None:
-        return []
+        return body
     (sums,) = {n.args[-1] for n in kernel.computed() if isinstance(n.op, Score | Pull)}
     (rows,) = [b.name for b in kernel.loads if b.node is sums]
     steep = f"is_steep({rows}_rows + i_c * C * {ROW}, {ROW}, C, K, SPAN)"
-    return [f"if {'not ' if kind == 'steep' else ''}{steep}:", f"{INDENT}return"]
+    return (f"if {'' if kind == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
 
 
 def _doc(kernel: Kernel, kind: Falls | None) -> str:
@@ -71,8 +74,8 @@ def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
     return tuple({b.name: b for b in (*kernel.loads, *kernel.stores, *ends)}.values())
 
 
-def _parameters(kernel: Kernel, lowered: Lowered, text: str) -> list[str]:
-    names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of)]
+def _parameters(kernel: Kernel, lowered: Lowered, steps: tuple[str, ...], text: str) -> list[str]:
+    names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of), *steps]
     sizes = ["T", "N"]
     return [*names, *lowered.constants, *sizes, *(f"{c}: tl.constexpr" for c in CONSTANTS if re.search(rf"\b{c}\b", text))]
 
@@ -93,7 +96,7 @@ def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
         return lines
     lines = ["NV: tl.constexpr = (V + BV - 1) // BV", "i_v = tl.program_id(0) % NV", "i_bh = tl.program_id(0) // NV"]
     lines += ["i_h = i_bh % H"] if "i_h" in text else []
-    lines += ["i_b = i_bh // H"] if re.search(r"\bi_b\b", text) else []
+    lines += ["i_b = i_bh // H"] if re.search(r"\b(i_b|i_row)\b", text) else []
     lines += ["o_t = tl.arange(0, C)"] if "o_t" in text or "m_t" in text else []
     return [*lines, "o_v = i_v * BV + tl.arange(0, BV)", "o_k = tl.arange(0, BK)"]
 
@@ -109,7 +112,7 @@ def _loop(loop: Loop) -> list[str]:
     """A pass over the key tiles."""
     if not loop.body:
         return list(loop.after)
-    lines = [*loop.start, "for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):"]
+    lines = [*loop.start, "for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):"]
     if any("o_k" in line for line in loop.body):
         lines.append(f"{INDENT}o_k = i_k * BK + tl.arange(0, BK)")
     if any("i_z" in line for line in loop.body):
@@ -224,17 +227,19 @@ def _allocate(*alike: Buffer) -> str:
             raise ValueError(f"no allocation for {buffer}")
 
 
-def _pass(buffer: Buffer) -> str:
+def _pass(kernel: Kernel, buffer: Buffer) -> str:
     """How a buffer is handed to a kernel: tiles as descriptors, vectors as pointers."""
     name, axes = buffer.name, buffer.node.axes
     block = {"k": "at.BK", "v": "at.BV", "s": "C"}
-    if buffer.layout == "state" or len(axes) < 2:
+    if buffer.layout == "state" or len(axes) < 2 or by_pointer(kernel, buffer):
         return name
     if buffer.layout == "token":
-        return f"token_tiles({name}, C, {block[axes[1]]})"
-    if axes == ("v", "k"):
-        return f"tiles({name}, at.BV, at.BK)"
-    return f"tiles({name}, C, {block[axes[1]]})"
+        tiles = f"token_tiles({name}, C, {block[axes[1]]})"
+    elif axes == ("v", "k"):
+        tiles = f"tiles({name}, at.BV, at.BK)"
+    else:
+        tiles = f"tiles({name}, C, {block[axes[1]]})"
+    return f"{name} if at.direct else {tiles}" if kernel.walk != "parallel" and buffer in kernel.stores else tiles
 
 
 def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], made: set[str], saved: set[str]) -> list[str]:
@@ -251,7 +256,7 @@ def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], 
         lines += [_allocate(*group) for group in groups.values()]
         states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
         for label, _ in variants(kernel):
-            arguments = [*(_pass(b) for b in pointers(kernel)), *extras[f"chunk_{label}_kernel"]]
+            arguments = [*(_pass(kernel, b) for b in pointers(kernel)), *extras[f"chunk_{label}_kernel"]]
             key = ", ".join((f'"{label}"', "shape", *states))
             lines += [f"at = configure({key})", f"at({', '.join(arguments)})"]
     return lines
@@ -268,4 +273,6 @@ def _tiles(label: str, kernel: Kernel, kind: Falls | None) -> str:
     inside = kernel.computed()
     counts["tk"] += 2 * sum(isinstance(n.op, Rows) and n.op.kind == "middle" for n in inside)
     dots = sum(isinstance(n.op, Dot) for n in inside)
-    return f'"{label}": Facts("{kernel.walk}", {counts["tk"]}, {counts["tv"]}, {counts["ts"]}, {counts["vk"]}, {dots}, {kind is not None})'
+    keeps = any(b.node.axes == ("v", "k") for b in kernel.stores)
+    numbers = ", ".join(map(str, (*counts.values(), dots, kind is not None, keeps)))
+    return f'"{label}": Facts("{kernel.walk}", {numbers})'

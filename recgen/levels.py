@@ -8,7 +8,7 @@ two exponents one is positive.
 steep: halves of halves. The pairs across the middle of a block are anchored at that middle, in each of the blocks of 64, 32, ... 2 tokens:
 both exponents are sums of log decays, never positive, and every gate is exact.
 
-A program whose chunk is not of its kind returns at once.
+A program whose chunk is not of its kind does nothing.
 """
 
 from __future__ import annotations

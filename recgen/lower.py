@@ -83,6 +83,7 @@ class Lowered:
     loops: tuple[Loop, ...]  # over key tiles, in a parallel kernel
     constants: tuple[str, ...]  # keyword arguments of the op that the kernel reads
     rows_of: tuple[str, ...]  # buffers that are also read row by row
+    steps_of: tuple[str, ...]  # the caller's tensors that are read by pointer
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ class Lowering:
     ranks: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, frozenset[int]] = field(default_factory=dict)
     rows_of: set[str] = field(default_factory=set)
+    steps_of: set[str] = field(default_factory=set)
     loaded_rows: dict[tuple[str, int], str] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)  # how often a value is used in this kernel
     at: int = 0  # the loop body that asks: a key tile is computed where it is used
@@ -339,6 +341,13 @@ class Lowering:
         k, v = ("0", "i_v * BV") if self.scan else ("i_k * BK", "0")
         corner = {"t": "i_t * C", "s": "0", "k": k, "v": v}
         shape = ", ".join(EXTENT[a] for a in axes)
+        if by_pointer(self.kernel, buffer):
+            offsets, width = ("o_t", "C") if axes == ("t", "s") else ("o_v", "V")
+            if buffer.layout == "chunk":
+                return f"load_rows({name}, i_c * C + o_t, {offsets}, {width})"
+            self.steps_of.add(name)
+            steps = ", ".join(f"{name}_step_{a}" for a in "bth")
+            return f"load_tokens({name}, {steps}, i_b, i_t * C + o_t, i_h, {offsets}, T, {width})"
         match (buffer.layout, axes):
             case ("token", ("t",)):
                 return f"tl.load({name} + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)"
@@ -418,7 +427,7 @@ class Lowering:
             case _:
                 raise ValueError(f"{node.op} does not add up over key tiles")
 
-    def line(self, scope: int, text: str, node: Node, order: Axes, *, last: bool = False) -> None:
+    def line(self, scope: int, text: str | tuple[str, ...], node: Node, order: Axes, *, last: bool = False) -> None:
         shape = ", ".join(EXTENT[a] for a in order)
         place = f" {self.spec}:{node.line}" if node.line else ""
         self.statements.append(
@@ -429,7 +438,7 @@ class Lowering:
                 scope,
                 False,
                 f"[{shape}]{place}" if order else place,
-                lines=(text,),
+                lines=(text,) if isinstance(text, str) else text,
                 rank=2 * CHUNK if last else self.rank(node),
             )
         )
@@ -624,6 +633,10 @@ class Lowering:
 
     def _sum(self, node: Node, axis: Axis) -> str:
         inner = node.args[0]
+        if isinstance(inner.op, Sum) and not node.axes and self._uses(inner) == 1 and not self._from_memory(inner):
+            return f"tl.sum({self.number(inner.args[0], self.order(inner.args[0]))})"  # over both axes at once
+        if not node.axes:  # of a matrix of one row: Triton's pass over the tensor memory of Blackwell fails on sums of vectors
+            return f"tl.sum({self.number(inner, self.order(inner))}[None, :])"
         inner_order = self.order(inner)
         return f"tl.sum({self.number(inner, inner_order)}, {inner_order.index(axis)})"
 
@@ -666,6 +679,12 @@ def _terms(node: Node) -> list[Node]:
     if isinstance(node.op, Map) and node.op.fn == "add":
         return [t for a in node.args for t in _terms(a)]
     return [node]
+
+
+def by_pointer(kernel: Kernel, buffer: Buffer) -> bool:
+    """Whether a tile is loaded by pointer: outside of any loop every load of a descriptor would be waited for before the next begins."""
+    tile = len(buffer.node.axes) == 2 and "k" not in buffer.node.axes
+    return kernel.walk == "parallel" and tile and buffer in kernel.loads
 
 
 def _is_rounded(node: Node) -> bool:
@@ -736,7 +755,8 @@ def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
 
 def lower(kernel: Kernel, names: dict[int, str], spec: str) -> Lowered:
     """The statements of one kernel."""
-    work = Lowering(kernel, names, spec, taken={b.name for b in (*kernel.loads, *kernel.stores)} | {"b_S"})
+    taken = {f"{b.name}{part}" for b in (*kernel.loads, *kernel.stores) for part in ("", "_step_b", "_step_t", "_step_h")}
+    work = Lowering(kernel, names, spec, taken=taken | {"b_S"})
     if not work.scan:
         work.prepare()
     else:
@@ -767,17 +787,24 @@ def _store(work: Lowering, buffer: Buffer) -> None:
     corner = {"t": "i_t * C", "s": "0", "k": k, "v": v}
     if len(node.axes) == 2:
         natural = node.axes if node.axes != ("v", "t") else ("t", "v")
-        cast = f"{value}.to({name}.dtype)"
         if work.order(node) != natural:
-            cast = f"tl.trans({cast})"
+            value = f"tl.trans({value})"
         a, b = natural
+        cast = f"{value}.to({name}.dtype)"
         if buffer.layout == "token":
-            text = f"{name}.store([i_b, i_h, i_t * C, {corner[b]}], {cast}.reshape(1, 1, {EXTENT[a]}, {EXTENT[b]}))"
+            place, rows, inside = f"i_b, i_h, i_t * C, {corner[b]}", "(i_row + o_t) * H + i_h", "m_t"
+            text = f"{name}.store([{place}], {cast}.reshape(1, 1, {EXTENT[a]}, {EXTENT[b]}))"
         elif natural == ("v", "k"):
-            text = f"{name}.store([i_bh * N + i_t, {v}, {k}], {cast}.reshape(1, BV, BK))"
+            place, rows, inside = f"i_bh * N + i_t, {v}, {k}", "(i_bh.to(tl.int64) * N + i_t) * V + o_v", "o_v < V"
+            text = f"{name}.store([{place}], {cast}.reshape(1, BV, BK))"
         else:
+            rows, inside = "i_c * C + o_t", "o_t < C"
             text = f"{name}.store([i_bh, i_t * C, {corner[b]}], {cast}.reshape(1, {EXTENT[a]}, {EXTENT[b]}))"
-        work.line(scope, text, node, natural)
+        if not work.scan:
+            work.line(scope, text, node, natural)
+            return
+        direct = f"store_rows({name}, {rows}, {inside}, o_{b}, {b.upper()}, {value})"
+        work.line(scope, ("if DIRECT:", f"    {direct}", "else:", f"    {text}"), node, natural)
         return
     match (buffer.layout, node.axes):
         case ("token", ("t",)):
@@ -899,12 +926,12 @@ def assemble(work: Lowering) -> Lowered:
             lines += [resolve(line) + (comment if i == len(statement.lines) - 1 else "") for i, line in enumerate(statement.lines)]
         elif statement.index in uses and not inlined(statement):
             lines.append(f"{statement.name} = {resolve(statement.text)}{comment}")
-    constants = tuple(sorted(work.constants))
+    constants, rows_of, steps_of = (tuple(sorted(names)) for names in (work.constants, work.rows_of, work.steps_of))
     if work.scan:
-        return Lowered(work.kernel, tuple(scopes.get(0, ())), tuple(scopes.get(1, ())), (), constants, tuple(sorted(work.rows_of)))
+        return Lowered(work.kernel, tuple(scopes.get(0, ())), tuple(scopes.get(1, ())), (), constants, rows_of, steps_of)
     last = max([*scopes, 0])
     loops = tuple(
         Loop(tuple(init for _, init in work.accumulators.get(s, ())), tuple(scopes.get(s, ())), tuple(scopes.get(s + 1, ())))
         for s in range(1, last + 1, 2)
     )
-    return Lowered(work.kernel, tuple(scopes.get(0, ())), (), loops, constants, tuple(sorted(work.rows_of)))
+    return Lowered(work.kernel, tuple(scopes.get(0, ())), (), loops, constants, rows_of, steps_of)

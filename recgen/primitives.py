@@ -33,6 +33,42 @@ def level_of(t, s):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
     WIDTH apart."""

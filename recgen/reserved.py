@@ -36,16 +36,16 @@ BESIDE_INPUTS = frozenset(
         """
     absent addressable Argument ARGUMENTS at BK Blocks BV C CACHED card check_arguments check_kernel_dtypes check_number checkpoints
     choose_blocks chunk_size chunk_sum configure constants ctx current d_final_state d_initial_state d_state d_states decay_span
-    dense device do dstate dtype ED FACTS Facts final_state i integer_power INTERPRETED is_steep keep kernel kernels Launch launch
-    level_of log_decay_finite log_decay_floor log_decay_resets M N n_pieces new_tiles new_vectors NV on op P power PRECISION
-    precision programs quotient reference scratch segment_sum shape side_of_middle sign SPAN STAGES state states tensors tiles
-    token_tiles torch_chunk triton_dtype unit_lower_inverse upper_half XD
+    dense device DIRECT do dstate dtype ED FACTS Facts final_state i integer_power INTERPRETED is_steep keep kernel kernels Launch
+    launch level_of load_rows load_tokens log_decay_finite log_decay_floor log_decay_resets M N n_pieces new_tiles new_vectors NV on
+    op P passes power PRECISION precision programs quotient reference scratch segment_sum shape side_of_middle sign SPAN STAGES
+    state states store_rows tensors tiles token_steps token_tiles torch_chunk triton_dtype unit_lower_inverse upper_half XD
     """,
     )
 )
-# b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; x_b, x_t, x_h are strides of x, x_rows its rows.
+# b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; x_step_t is a stride of x, x_rows its rows.
 _LOCAL = re.compile(r"[bhimop]_\w*")
-_OF_BUFFER = re.compile(r"(x\d+|score\w*|inverse\d*|decay_\w+|\w+_in|\w+_out|[A-Z]\d*(_before)?|d[A-Z]\w*)_(b|t|h|rows)")
+_OF_BUFFER = re.compile(r"(x\d+|score\w*|inverse\d*|decay_\w+|\w+_in|\w+_out|[A-Z]\d*(_before)?|d[A-Z]\w*)_(step_[bth]|rows)")
 
 
 def why(name: str, *, an_input: bool) -> str | None:
@@ -68,6 +68,6 @@ def beside(name: str, inputs: list[str]) -> str | None:
     for other in inputs:
         if name == f"d{other}":
             return f"it is the gradient of `{other}` in the emitted code"
-        if name in (f"{other}_b", f"{other}_t", f"{other}_h", f"{other}_rows"):
+        if name in (f"{other}_step_b", f"{other}_step_t", f"{other}_step_h", f"{other}_rows"):
             return f"it is a stride or the rows of `{other}` in the emitted code"
     return None

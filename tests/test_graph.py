@@ -187,6 +187,13 @@ def numeric(loss: Callable[[dict[str, Array]], float], env: dict[str, Array], na
     return out
 
 
+def per_channel(graph: Graph, x: Node, y: Node, read_before: bool, write_before: bool) -> Node:
+    """A score whose rows and whose gate all depend on x and y."""
+    gate = graph.neg(graph.mul(graph.const(0.3), graph.mul(x, x)))
+    places = {before: graph.segment(gate, 8, exclusive=before) for before in (False, True)}
+    return graph.score(graph.mul(x, y), graph.add(x, y), places[read_before], places[write_before], places[False])
+
+
 def build_maps(graph: Graph, x: Node, y: Node) -> dict[str, Node]:
     square = graph.mul(x, x)
     positive = graph.add(square, graph.const(0.1))
@@ -215,6 +222,9 @@ def build_maps(graph: Graph, x: Node, y: Node) -> dict[str, Node]:
         "level": graph.mask(score, "level", 2),
         "decay": graph.mul(graph.decay((sums, counts), (sums, counts), strict=False), score),
         "strict decay": graph.mul(graph.decay((before, counts), (sums, counts), strict=True), score),
+        "score": per_channel(graph, x, y, False, False),
+        "score before": per_channel(graph, x, y, True, False),
+        "score both before": per_channel(graph, x, y, True, True),
         "diagonal": graph.mul(graph.diagonal(token), score),
         "take diagonal": graph.take_diagonal(score),
         "inverse": graph.inverse(lower),

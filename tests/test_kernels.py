@@ -53,7 +53,9 @@ class Case:
     V: int = 40
     B: int = 1
     H: int = 2
-    gate: str | None = None  # a regime of recgen.sample; "reset": a token, or a head, forgets everything; "steep": a large A_log
+    # A regime of recgen.sample; "reset": a token, or a head, forgets everything; "steep": a large A_log; "halves": first next to nothing is
+    # forgotten, then much.
+    gate: str | None = None
     carried: bool = True  # an initial state
     loss: tuple[str, ...] = ("o", "state")
 
@@ -64,11 +66,13 @@ class Case:
 
     def inputs(self, table: tuple[InputRow, ...]) -> dict[str, Tensor]:
         """By name, the initial state among them."""
-        regime = None if self.gate in ("reset", "steep") else self.gate
+        regime = None if self.gate in ("reset", "steep", "halves") else self.gate
         inputs = draw(table, self.B, self.T, self.H, self.K, self.V, seed=self.T + self.K, dtype=DTYPES[self.dtype], gate=regime)
         for name, axes, kind, *_ in table:
             if self.gate == "reset" and kind == "log_decay":
                 inputs[name][(slice(None), self.T // 2) if "t" in axes else 0] = -torch.inf
+            elif self.gate == "halves" and kind == "log_decay" and "t" in axes:
+                inputs[name][:, : self.T // 2], inputs[name][:, self.T // 2 :] = -1e-3, -5.0
             elif self.gate == "steep" and name == "A_log":
                 inputs[name].fill_(4.0)
         if self.carried:
@@ -147,6 +151,7 @@ SHAPES = {
 ODD = [Case(name, mode, *shape) for name in ZOO for mode in MODES for shape in SHAPES[mode]]
 GATES = [Case(name, "chunk", "fp32", 40, gate=gate) for name in GATED for gate in ("-5", "mixed", "reset")]
 GATES += [Case(name, "chunk", "fp16", 70, gate="mixed") for name in GATED]
+GATES += [Case(name, "chunk", *shape, gate="halves") for name in GATED for shape in (("fp32", 64), ("fp16", 128))]
 GATES += [Case(name, "recurrent", "fp32", 17, gate=gate) for name in GATED for gate in ("mixed", "reset")]
 GATES += [Case("mamba2", "chunk", "fp32", 40, gate="steep"), Case("mamba2", "recurrent", "fp32", 17, gate="steep")]
 LOSSES = [
@@ -206,27 +211,15 @@ LIGHT = ("deltanet", "gated_deltanet", "linear_attention", "mamba2", "retention"
 COMPILED = [(name, TRAINED["sm_90"]) for name in (*LIGHT, "gla", "kda", "dplr")]
 COMPILED += [(name, c) for target, c in TRAINED.items() if target != "sm_90" for name in ("gated_deltanet", "linear_attention")]
 REST = [(name, c) for c in SHIPPED for name in ZOO if (name, c) not in COMPILED]
-BLACKWELL = ("deltanet", "gla", "linear_attention", "mamba2", "retention", "rwkv6")
-FAULTS = {
-    **{(name, TRAINED["sm_100"]): "Triton cannot pipeline a descriptor store on Blackwell" for name in BLACKWELL},
-    **{(name, Configuration("sm_90", "bf16", 256, 256)): "shared memory" for name in ("linear_attention", "mamba2", "retention")},
-    **{(name, Configuration("sm_90", "bf16", 128, 64)): "shared memory" for name in ("dplr", "kda", "rwkv7")},
-}
 
 
-def configured(work: list[tuple[str, Configuration]]) -> pytest.MarkDecorator:
-    """One test a package and configuration. A known fault is one until its row is taken out."""
-    marked = [pytest.param(*each, marks=[pytest.mark.xfail(reason=FAULTS[each], strict=False)] if each in FAULTS else []) for each in work]
-    return pytest.mark.parametrize(("name", "configuration"), marked, ids=lambda x: str(x).replace(" ", "-"))
-
-
-@configured(COMPILED)
+@pytest.mark.parametrize(("name", "configuration"), COMPILED, ids=lambda x: str(x).replace(" ", "-"))
 def test_kernels_compile_and_fit(name: str, configuration: Configuration) -> None:
     assert_fit(name, configuration)
 
 
 @pytest.mark.matrix
-@configured(REST)
+@pytest.mark.parametrize(("name", "configuration"), REST, ids=lambda x: str(x).replace(" ", "-"))
 def test_every_shipped_kernel_compiles_and_fits(name: str, configuration: Configuration) -> None:
     """What is left of the whole table, which `python -m recgen.aot` prints."""
     assert_fit(name, configuration)

@@ -60,15 +60,20 @@ def _pairs(out, FUNCTION: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _pairs_of_size(out, FUNCTION: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr):
-    o = tl.arange(0, C)
-    tl.store(out + o[:, None] * C + o[None, :], FUNCTION(o[:, None], o[None, :], SIZE).to(tl.int32))
+def _tokens(x, out, FUNCTION: tl.constexpr, step_b, step_t, step_h, i_b, first, i_h, T, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    t, o = tl.arange(0, C), tl.arange(0, BD)
+    tl.store(out + t[:, None] * BD + o[None, :], FUNCTION(x, step_b, step_t, step_h, i_b, first + t, i_h, o, T, D))
 
 
 @triton.jit
-def _rows(x, out, FUNCTION: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
-    o = tl.arange(0, C)[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(out + o, FUNCTION(tl.load(x + o), SIZE))
+def _copied(x, out, LOAD: tl.constexpr, STORE: tl.constexpr, first, count, C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    row, o = first + tl.arange(0, C), tl.arange(0, BD)
+    STORE(out, row, row < first + count, o, D, LOAD(x, row, o, D))
+
+
+@triton.jit
+def _steep(rows, out, FUNCTION: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    tl.store(out, FUNCTION(rows, WIDTH, C, K, SPAN).to(tl.int32))
 
 
 @triton.jit
@@ -81,6 +86,14 @@ def _vector_sum(x, out, FUNCTION: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE
 def _tile_sum(x, out, FUNCTION: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
     o = tl.arange(0, C)[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(out + o, FUNCTION(tl.load(x + o), REVERSE, EXCLUSIVE))
+
+
+@triton.jit
+def _passes(out, FUNCTION: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, T):
+    count = 0
+    for _ in tl.range(0, FUNCTION(K, BK, T)):
+        count += 1
+    tl.store(out, count)
 
 
 @triton.jit
@@ -105,13 +118,35 @@ def elementwise(name: str, x: list[float], y: list[float] | None = None, constan
     return out
 
 
-def pairs(name: str, C: int, size: int | None = None) -> Tensor:
+def pairs(name: str, C: int) -> Tensor:
     out = torch.empty(C, C, dtype=torch.int32)
-    if size is None:
-        _pairs[(1,)](out, getattr(primitives, name), C)
-    else:
-        _pairs_of_size[(1,)](out, getattr(primitives, name), size, C)
+    _pairs[(1,)](out, getattr(primitives, name), C)
     return out
+
+
+def tokens(x: Tensor, steps: tuple[int, int, int], at: tuple[int, int, int], T: int, C: int, BD: int) -> Tensor:
+    out = torch.empty(C, BD, dtype=x.dtype)
+    _tokens[(1,)](x, out, primitives.load_tokens, *steps, *at, T, C, x.shape[-1], BD)
+    return out
+
+
+def copied(x: Tensor, D: int, first: int, count: int, C: int, BD: int) -> Tensor:
+    out = torch.full_like(x, NAN)
+    _copied[(1,)](x, out, primitives.load_rows, primitives.store_rows, first, count, C, D, BD)
+    return out
+
+
+def _counted(K: int, BK: int) -> int:
+    out = torch.empty(1, dtype=torch.int32)
+    _passes[(1,)](out, primitives.passes, K, BK, 100)
+    return int(out)
+
+
+def steep(rows: Tensor, span: float) -> bool:
+    C, K = rows.shape
+    padded, out = torch.nn.functional.pad(rows, (0, -K % 4), value=-1e9).contiguous(), torch.empty(1, dtype=torch.int32)
+    _steep[(1,)](padded, out, primitives.is_steep, padded.shape[1], C, K, span)
+    return bool(out)
 
 
 def sides(C: int, size: int, upper_zero: bool, lower_zero: bool) -> Tensor:
@@ -126,12 +161,6 @@ def summed(x: Tensor, reverse: bool, exclusive: bool) -> Tensor:
         _vector_sum[(1,)](x, out, primitives.chunk_sum, reverse, exclusive, *x.shape)
     else:
         _tile_sum[(1,)](x, out, primitives.chunk_sum, reverse, exclusive, *x.shape)
-    return out
-
-
-def to_middle(x: Tensor, size: int) -> Tensor:
-    out = torch.empty_like(x)
-    _rows[(1,)](x, out, primitives.sum_to_middle, size, *x.shape)
     return out
 
 
@@ -201,14 +230,6 @@ def test_parts_of_a_log_decay(interpret: Interpret) -> None:
 
 
 @pytest.mark.parametrize("size", (1, 2, 8, 32))
-def test_halves_of_blocks(interpret: Interpret, size: int) -> None:
-    C = 64
-    t, s = np.arange(C)[:, None], np.arange(C)[None, :]
-    expected = (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
-    assert np.array_equal(interpret(pairs, "across_middle", C, size).numpy(), expected)
-
-
-@pytest.mark.parametrize("size", (1, 2, 8, 32))
 @pytest.mark.parametrize("upper_zero", (False, True))
 @pytest.mark.parametrize("lower_zero", (False, True))
 def test_sides_of_the_middle(interpret: Interpret, size: int, upper_zero: bool, lower_zero: bool) -> None:
@@ -220,10 +241,49 @@ def test_sides_of_the_middle(interpret: Interpret, size: int, upper_zero: bool, 
 
 def test_the_levels_tile_the_lower_triangle(interpret: Interpret) -> None:
     """Each t > s belongs to the one level at which the middle of a block lies between them."""
-    found = interpret(pairs, "level_of", 64)
-    across = [interpret(pairs, "across_middle", 64, 1 << i) for i in range(6)]
-    assert torch.equal(sum(across), torch.ones(64, 64, dtype=torch.int32).tril(-1))
-    assert torch.equal(found, sum(x << i for i, x in enumerate(across)))
+    t, s = np.arange(64)[:, None], np.arange(64)[None, :]
+    across = [size * ((t // (2 * size) == s // (2 * size)) & (t // size > s // size)) for size in (1, 2, 4, 8, 16, 32)]
+    found = interpret(pairs, "level_of", 64).numpy()
+    assert np.array_equal(found, sum(across))
+    assert np.array_equal(found > 0, t > s)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
+def test_tokens_by_pointer(interpret: Interpret, dtype: torch.dtype) -> None:
+    """The rows of one head, however batch, tokens and heads lie: zero behind the last token and behind the width."""
+    B, T, H, D, unit = 2, 20, 3, 24, 16 // dtype.itemsize
+    x = torch.randn(H, B, T + 2, D + 8, generator=torch.Generator().manual_seed(0)).to(dtype)[:, :, :T, :D].permute(1, 2, 0, 3)
+    steps = tuple(n // unit for n in x.stride()[:3])
+    found = interpret(tokens, x, steps, (1, 8, 2), T, 16, 32)
+    expected = torch.zeros(16, 32, dtype=dtype)
+    expected[: T - 8, :D] = x[1, 8:, 2]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
+@pytest.mark.parametrize("D", (24, 21))
+def test_rows_by_pointer(interpret: Interpret, dtype: torch.dtype, D: int) -> None:
+    """Rows padded to 16 bytes; only those inside, and of them only their width, are written."""
+    unit = 16 // dtype.itemsize
+    x = torch.randn(40, -(-D // unit) * unit, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = interpret(copied, x, D, 8, 13, 16, 32)
+    assert torch.equal(found[8:21, :D], x[8:21, :D])
+    found[8:21, :D] = NAN
+    assert found.isnan().all()
+
+
+@pytest.mark.parametrize("K", (16, 21))
+def test_a_steep_chunk_is_one_with_a_steep_half(interpret: Interpret, K: int) -> None:
+    """Of the last channel, in the first half or in the second; the span itself is not steep."""
+    for half, rows in (("first", slice(0, 16)), ("second", slice(16, 32))):
+        for fall, expected in ((-0.25, False), (-0.26, True)):
+            gate = torch.full((32, K), -0.01)
+            gate[rows, K - 1] = fall
+            assert interpret(steep, gate.double().cumsum(0).float(), 4.0) == expected, (half, fall)
+
+
+def test_a_loop_is_never_known_to_be_passed_once(interpret: Interpret) -> None:
+    assert [interpret(_counted, K, BK) for K, BK in ((16, 16), (16, 32), (128, 64), (40, 32))] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("shape", ((16,), (64,), (32, 16), (64, 32)))
@@ -242,15 +302,6 @@ def test_an_exclusive_sum_keeps_what_is_small(interpret: Interpret, reverse: boo
     for each in (x, x[:, None].repeat(1, 16)):
         found = interpret(summed, each.contiguous(), reverse, True)
         close(found, _cumulative(each.double().numpy(), reverse, True), relative=1e-6)
-
-
-@pytest.mark.parametrize("size", (1, 4, 32, 64))
-def test_sum_to_middle(interpret: Interpret, size: int) -> None:
-    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(2))
-    expected = np.zeros((64, 16))
-    if 2 * size <= 64:
-        expected[size - 1 :: 2 * size] = x.double().numpy().reshape(-1, 2 * size, 16).sum(1)
-    close(interpret(to_middle, x, size), expected, relative=1e-5, absolute=2e-6)
 
 
 # dtype of the products -> the error that they may leave, of the largest entry: 4e-7 and 1.7e-3 were measured

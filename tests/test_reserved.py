@@ -52,7 +52,7 @@ def test_no_name_of_the_emitted_code_can_be_an_input(text: str) -> None:
     assert compiled.schedule is not None
     kernels = (*compiled.schedule.forward, *compiled.schedule.backward)
     buffers = {b.name for kernel in kernels for b in (*kernel.loads, *kernel.stores)}  # they make way where an input has the name
-    buffers |= {f"{name}_{what}" for name in buffers for what in ("b", "t", "h", "rows")}
+    buffers |= {f"{name}_{what}" for name in buffers for what in ("step_b", "step_t", "step_h", "rows")}
     for file in ("op.py", "kernels.py"):
         for function in ast.walk(ast.parse(files[file])):
             if not isinstance(function, ast.FunctionDef):
@@ -76,9 +76,9 @@ PROBE = "{q}: key\n{k}: key\n{v}: value\n{g}: scalar[log_decay]\nS = exp({g}) * 
         ({"k": "i_t"}, 2, "`i_t` is reserved: names with i_ are local to the emitted kernels"),
         ({"v": "sum"}, 3, "`sum` is reserved: it is a name of Python"),
         ({"g": "mode"}, 4, "`mode` is reserved: the emitted code uses it"),
-        ({"q": "score_t"}, 1, "`score_t` is reserved: the emitted code uses it beside the inputs"),
+        ({"q": "score_rows"}, 1, "`score_rows` is reserved: the emitted code uses it beside the inputs"),
         ({"q": "dk"}, 1, "`dk` is reserved: it is the gradient of `k`"),
-        ({"v": "k_t"}, 3, "`k_t` is reserved: it is a stride or the rows of `k`"),
+        ({"v": "k_step_t"}, 3, "`k_step_t` is reserved: it is a stride or the rows of `k`"),
         ({"k": "softplus"}, 2, "`softplus` is reserved: it is a function"),
     ],
 )

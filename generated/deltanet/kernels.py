@@ -11,6 +11,42 @@ import triton.language as tl
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def power(x, EXPONENT: tl.constexpr):
     """x ** EXPONENT for the exponents that specs use; small integers, halves, and exp(e log x) for the rest."""
     if EXPONENT == 2.0:
@@ -98,7 +134,7 @@ def chunk_prepare_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_kk = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:13
         b_kk = tl.dot(b_k, tl.trans(b_k), b_kk, input_precision=PRECISION)  # [C, C] deltanet.rec:13
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
@@ -129,6 +165,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -172,9 +209,12 @@ def chunk_scan_kernel(
                 0.0,
             ).to(ED)
         b_o = tl.dot(b_U.to(ED), b_P_op, (scale * b_qx), input_precision=PRECISION)  # [BV, C] deltanet.rec:14
-        o.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o.to(o.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] deltanet.rec:14
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] deltanet.rec:14
         b_S1 = tl.dot((b_beta[None, :] * b_U).to(ED), b_k, b_S, input_precision=PRECISION)  # [BV, BK] deltanet.rec:13
         b_S = b_S1  # [BV, BK] deltanet.rec:13
     if final_state is not None:
@@ -204,6 +244,7 @@ def chunk_states_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -225,6 +266,7 @@ def chunk_states_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
+        i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
@@ -235,8 +277,14 @@ def chunk_states_kernel(
         b_U = tl.dot(
             (tl.trans(b_v).to(tl.float32) - b_kx).to(ED), tl.trans(b_inverse), input_precision=PRECISION
         )  # [BV, C] deltanet.rec:13
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
-        U.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U.to(U.dtype)).reshape(1, C, BV))  # [C, BV] deltanet.rec:13
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(U, i_c * C + o_t, o_t < C, o_v, V, tl.trans(b_U))
+        else:
+            U.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U).to(U.dtype).reshape(1, C, BV))  # [C, BV] deltanet.rec:13
         b_S1 = tl.dot((b_beta[None, :] * b_U).to(ED), b_k, b_S, input_precision=PRECISION)  # [BV, BK] deltanet.rec:13
         b_S = b_S1  # [BV, BK] deltanet.rec:13
 
@@ -263,6 +311,7 @@ def chunk_reverse_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -288,9 +337,12 @@ def chunk_reverse_kernel(
         m_t = i_t * C + o_t < T
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] deltanet.rec:14
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] deltanet.rec:13
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] deltanet.rec:13
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] deltanet.rec:13
         b_k2 = tl.trans(b_k)  # [BK, C]
         b_kx = tl.dot(b_S.to(ED), b_k2, input_precision=PRECISION)  # [BV, C] deltanet.rec:13
@@ -306,9 +358,12 @@ def chunk_reverse_kernel(
         b_dU = tl.dot(b_do2, b_P_op, (b_beta[None, :] * b_kx), input_precision=PRECISION)  # [BV, C] deltanet.rec:14
         b_inverse = inverse.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] deltanet.rec:13
         b_dY = tl.dot(b_dU.to(ED), b_inverse, input_precision=PRECISION)  # [BV, C] deltanet.rec:13
-        dv.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY.to(dv.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] deltanet.rec:13
+        if DIRECT:
+            store_rows(dv, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_dY))
+        else:
+            dv.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY).to(dv.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] deltanet.rec:13
         b_doq = tl.dot(b_do2, b_q, input_precision=PRECISION)  # [BV, BK] deltanet.rec:14
         b_dS02 = tl.dot(
             (-b_dY).to(ED), b_k, (b_S + (scale * b_doq)), input_precision=PRECISION
@@ -322,7 +377,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "dv_step_b", "dv_step_t", "dv_step_h"])
 def chunk_gradient_kernel(
     states,
     k,
@@ -335,11 +390,18 @@ def chunk_gradient_kernel(
     dq,
     dk,
     dbeta,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    dv_step_b,
+    dv_step_t,
+    dv_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -353,19 +415,25 @@ def chunk_gradient_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] deltanet.rec:13
+    o_v = tl.arange(0, BV)
+    b_do = load_tokens(
+        do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] deltanet.rec:13
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
-    b_U = U.load([i_bh, i_t * C, 0]).reshape(C, BV)  # [C, BV] deltanet.rec:13
+    b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] deltanet.rec:13
     b_U2 = tl.trans(b_U)  # [BV, C]
     b_dP = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:14
     b_x6 = (scale * (b_beta[None, :] * tl.where((o_t[:, None] >= o_t[None, :]), b_dP, 0.0))).to(ED)  # [C, C]
     b_dP2 = tl.dot(b_U, tl.trans(b_do), input_precision=PRECISION)  # [C, C] deltanet.rec:14
     b_x9 = tl.where((o_t[None, :] >= o_t[:, None]), b_dP2, 0.0).to(ED)  # [C, C]
     b_x10 = b_beta * scale  # [C]
-    b_dY = dv.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] deltanet.rec:13
+    b_dY = load_tokens(
+        dv, dv_step_b, dv_step_t, dv_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] deltanet.rec:13
     b_dYU = tl.dot(b_U, tl.trans(b_dY), input_precision=PRECISION)  # [C, C] deltanet.rec:13
     b_dL2 = tl.where((o_t[None, :] > o_t[:, None]), b_dYU, 0.0).to(ED)  # [C, C]
     b_dYU2 = tl.dot(b_dY, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:13
@@ -373,7 +441,7 @@ def chunk_gradient_kernel(
     b_sum_x = tl.zeros((C,), tl.float32)
     b_sum_x2 = tl.zeros((C,), tl.float32)
     b_sum_x3 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] deltanet.rec:14
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:13
@@ -554,8 +622,8 @@ def recurrent_backward_kernel(
             )  # [BK] deltanet.rec:13
             b_dv = b_beta * b_sum_x4  # [BV]
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] deltanet.rec:13
-            b_sum_x6 = tl.sum((b_v * b_sum_x4), 0)  # deltanet.rec:13
-            b_sum_x7 = tl.sum((b_sum_x * b_sum_x4), 0)  # deltanet.rec:13
+            b_sum_x6 = tl.sum((b_v * b_sum_x4)[None, :])  # deltanet.rec:13
+            b_sum_x7 = tl.sum((b_sum_x * b_sum_x4)[None, :])  # deltanet.rec:13
             tl.store(dbeta + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_sum_x6 - b_sum_x7))  # deltanet.rec:13
             b_D = b_x10 + (b_k[None, :] * (-b_dv)[:, None])  # [BV, BK] deltanet.rec:13
         tl.debug_barrier()

@@ -28,6 +28,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -41,11 +42,11 @@ ARGUMENTS = (
     Argument("beta", "t", False),
 )
 FACTS = {
-    "prepare": Facts("parallel", 1, 0, 0, 0, 1, False),
-    "scan": Facts("forward", 2, 1, 1, 0, 6, False),
-    "states": Facts("forward", 1, 1, 1, 0, 3, False),
-    "reverse": Facts("backward", 2, 1, 1, 0, 6, False),
-    "gradient": Facts("parallel", 2, 3, 0, 2, 9, False),
+    "prepare": Facts("parallel", 1, 0, 0, 0, 1, False, False),
+    "scan": Facts("forward", 2, 1, 1, 0, 6, False, False),
+    "states": Facts("forward", 1, 1, 1, 0, 3, False, True),
+    "reverse": Facts("backward", 2, 1, 1, 0, 6, False, True),
+    "gradient": Facts("parallel", 2, 3, 0, 2, 9, False, False),
 }
 
 
@@ -161,6 +162,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -200,7 +202,7 @@ class _Chunk(torch.autograd.Function):
             beta,
             tiles(inverse, C, C),
             token_tiles(q, C, at.BK),
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
@@ -233,8 +235,8 @@ class _Chunk(torch.autograd.Function):
             token_tiles(k, C, at.BK),
             beta,
             tiles(inverse, C, C),
-            tiles(states, at.BV, at.BK),
-            tiles(U, C, at.BV),
+            states if at.direct else tiles(states, at.BV, at.BK),
+            U if at.direct else tiles(U, C, at.BV),
             initial_state,
         )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
@@ -246,8 +248,8 @@ class _Chunk(torch.autograd.Function):
             tiles(inverse, C, C),
             token_tiles(q, C, at.BK),
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
-            token_tiles(dv, C, at.BV),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
+            dv if at.direct else token_tiles(dv, C, at.BV),
             d_final_state,
             d_initial_state,
             scale,
@@ -260,14 +262,16 @@ class _Chunk(torch.autograd.Function):
             tiles(states, at.BV, at.BK),
             token_tiles(k, C, at.BK),
             beta,
-            tiles(U, C, at.BV),
+            U,
             token_tiles(q, C, at.BK),
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
-            token_tiles(dv, C, at.BV),
+            dv,
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
             dbeta,
+            *token_steps(do),
+            *token_steps(dv),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

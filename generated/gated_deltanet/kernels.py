@@ -27,6 +27,42 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def log_decay_floor(g):
     """A log decay, no lower than what fp32 can tell from nothing."""
     return tl.maximum(g, -87.0)
@@ -145,12 +181,12 @@ def chunk_prepare_kernel(
     tl.store(D + i_c * C + o_t, b_D)  # [C] gated_deltanet.rec:14
     b_R = chunk_sum(log_decay_resets(b_g), False, False)  # [C] gated_deltanet.rec:14
     tl.store(R + i_c * C + o_t, b_R)  # [C] gated_deltanet.rec:14
-    b_sum_x = tl.sum(b_x, 0)  # gated_deltanet.rec:15
+    b_sum_x = tl.sum(b_x[None, :])  # gated_deltanet.rec:15
     tl.store(decay_all + i_c, tl.exp(b_sum_x))  # gated_deltanet.rec:15
     b_sum_x2 = chunk_sum(b_x, True, True)  # [C] gated_deltanet.rec:14
     tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] gated_deltanet.rec:14
     b_kk = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_kk = tl.dot(b_k, tl.trans(b_k), b_kk, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
     b_decay = tl.exp(
@@ -191,6 +227,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -252,9 +289,12 @@ def chunk_scan_kernel(
         b_o = tl.dot(
             (scale * b_x5).to(ED), b_x_op, (b_qx * (b_decay_in * scale)[None, :]), input_precision=PRECISION
         )  # [BV, C] gated_deltanet.rec:15
-        o.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o.to(o.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] gated_deltanet.rec:15
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] gated_deltanet.rec:15
         b_S1 = tl.dot(
             (b_x5 * b_decay_out[None, :]).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
         )  # [BV, BK] gated_deltanet.rec:14
@@ -289,6 +329,7 @@ def chunk_states_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -328,8 +369,16 @@ def chunk_states_kernel(
             tl.trans(b_inverse),
             input_precision=PRECISION,
         )  # [BV, C] gated_deltanet.rec:14
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
-        U.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U.to(U.dtype)).reshape(1, C, BV))  # [C, BV] gated_deltanet.rec:14
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(U, i_c * C + o_t, o_t < C, o_v, V, tl.trans(b_U))
+        else:
+            U.store(
+                [i_bh, i_t * C, i_v * BV], tl.trans(b_U).to(U.dtype).reshape(1, C, BV)
+            )  # [C, BV] gated_deltanet.rec:14
         b_S1 = tl.dot(
             ((b_beta[None, :] * b_U) * b_decay_out[None, :]).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
         )  # [BV, BK] gated_deltanet.rec:14
@@ -363,6 +412,7 @@ def chunk_reverse_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -396,9 +446,12 @@ def chunk_reverse_kernel(
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
         b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] gated_deltanet.rec:14
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] gated_deltanet.rec:14
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_k2 = tl.trans(b_k)  # [BK, C]
         b_kx = tl.dot(b_S.to(ED), b_k2, input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:14
@@ -426,9 +479,12 @@ def chunk_reverse_kernel(
         b_dY = tl.dot(
             (b_beta[None, :] * b_x5).to(ED), b_inverse, input_precision=PRECISION
         )  # [BV, C] gated_deltanet.rec:14
-        dv.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY.to(dv.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] gated_deltanet.rec:14
+        if DIRECT:
+            store_rows(dv, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_dY))
+        else:
+            dv.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY).to(dv.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] gated_deltanet.rec:14
         b_dS0 = tl.dot(
             (scale * (b_decay_in[None, :] * b_do2.to(tl.float32))).to(ED),
             b_q,
@@ -447,7 +503,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "dv_step_b", "dv_step_t", "dv_step_h"])
 def chunk_gradient_kernel(
     states,
     k,
@@ -467,11 +523,18 @@ def chunk_gradient_kernel(
     dk,
     dg,
     dbeta,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    dv_step_b,
+    dv_step_t,
+    dv_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -489,9 +552,10 @@ def chunk_gradient_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
+    o_v = tl.arange(0, BV)
     b_qk = tl.zeros((C, C), tl.float32)
     b_kk = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_k3 = tl.trans(b_k2)  # [BK, C]
@@ -499,7 +563,9 @@ def chunk_gradient_kernel(
         b_kk = tl.dot(b_k2, b_k3, b_kk, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
     b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
     b_x2 = b_decay_in * scale  # [C]
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
+    b_do = load_tokens(
+        do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] gated_deltanet.rec:14
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
     b_D = tl.load(D + i_c * C + o_t)  # [C] gated_deltanet.rec:14
     b_R = tl.load(R + i_c * C + o_t)  # [C] gated_deltanet.rec:14
@@ -508,7 +574,7 @@ def chunk_gradient_kernel(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
         )
     )  # [C, C] gated_deltanet.rec:14
-    b_U = U.load([i_bh, i_t * C, 0]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
+    b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] gated_deltanet.rec:14
     b_U2 = tl.trans(b_U)  # [BV, C]
     b_doU = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
     b_x7 = (scale * (b_beta[None, :] * (b_decay * b_doU))).to(ED)  # [C, C]
@@ -522,7 +588,9 @@ def chunk_gradient_kernel(
     b_doU2 = tl.dot(b_U, tl.trans(b_do), input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
     b_x11 = (b_decay2 * b_doU2).to(ED)  # [C, C]
     b_x12 = b_beta * scale  # [C]
-    b_dY = dv.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
+    b_dY = load_tokens(
+        dv, dv_step_b, dv_step_t, dv_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] gated_deltanet.rec:14
     b_dYU = tl.dot(b_U, tl.trans(b_dY), input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
     b_x15 = (
         tl.where((o_t[None, :] > o_t[:, None]), b_decay2, 0.0) * tl.where((o_t[None, :] > o_t[:, None]), b_dYU, 0.0)
@@ -549,11 +617,11 @@ def chunk_gradient_kernel(
     b_x33 = b_sum_dD * b_x32  # [C]
     b_sum_x = tl.zeros((C,), tl.float32)
     b_ddecay_all = 0.0
+    b_sum_x3 = tl.zeros((C,), tl.float32)
     b_sum_x4 = tl.zeros((C,), tl.float32)
     b_sum_x5 = tl.zeros((C,), tl.float32)
     b_sum_x6 = tl.zeros((C,), tl.float32)
-    b_sum_x7 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
@@ -579,22 +647,21 @@ def chunk_gradient_kernel(
         )  # [C, BK] gated_deltanet.rec:14
         b_k4 = b_k.to(tl.float32)  # [C, BK]
         b_sum_x += tl.sum((b_k4 * b_Ux), 1)  # [C] gated_deltanet.rec:14
-        b_sum_x3 = tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)), 0)  # [BK] gated_deltanet.rec:15
-        b_ddecay_all += tl.sum(b_sum_x3, 0)  # gated_deltanet.rec:15
-        b_sum_x4 += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] gated_deltanet.rec:15
-        b_sum_x5 += tl.sum((b_k4 * b_dYx), 1)  # [C] gated_deltanet.rec:14
-        b_sum_x6 += tl.sum((b_k4 * b_xq), 1)  # [C] gated_deltanet.rec:15
-        b_sum_x7 += tl.sum((b_k4 * b_xk), 1)  # [C] gated_deltanet.rec:14
+        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # gated_deltanet.rec:15
+        b_sum_x3 += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] gated_deltanet.rec:15
+        b_sum_x4 += tl.sum((b_k4 * b_dYx), 1)  # [C] gated_deltanet.rec:14
+        b_sum_x5 += tl.sum((b_k4 * b_xq), 1)  # [C] gated_deltanet.rec:15
+        b_sum_x6 += tl.sum((b_k4 * b_xk), 1)  # [C] gated_deltanet.rec:14
     b_sum_x2 = chunk_sum((b_decay_out * (b_beta * b_sum_x)), False, True)  # [C] gated_deltanet.rec:14
     b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-    b_sum_dG = chunk_sum((b_decay_in * ((scale * b_sum_x4) - b_sum_x5)), True, False)  # [C] gated_deltanet.rec:12
+    b_sum_dG = chunk_sum((b_decay_in * ((scale * b_sum_x3) - b_sum_x4)), True, False)  # [C] gated_deltanet.rec:12
     tl.store(
         dg + (i_row + o_t) * H + i_h,
         (b_x33 + (b_x32 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
         mask=m_t,
     )  # [C] gated_deltanet.rec:14
     tl.store(
-        dbeta + (i_row + o_t) * H + i_h, (((b_decay_out * b_sum_x) + (scale * b_sum_x6)) + (-b_sum_x7)), mask=m_t
+        dbeta + (i_row + o_t) * H + i_h, (((b_decay_out * b_sum_x) + (scale * b_sum_x5)) + (-b_sum_x6)), mask=m_t
     )  # [C] gated_deltanet.rec:14
 
 
@@ -764,13 +831,13 @@ def recurrent_backward_kernel(
             )  # [BK] gated_deltanet.rec:14
             b_dv = b_beta * b_sum_x4  # [BV]
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] gated_deltanet.rec:14
-            b_sum_x6 = tl.sum((b_sum_x * b_sum_x4), 0)  # gated_deltanet.rec:14
+            b_sum_x6 = tl.sum((b_sum_x * b_sum_x4)[None, :])  # gated_deltanet.rec:14
             b_sum_x7 = tl.sum((b_state2 * b_x13), 0)  # [BK] gated_deltanet.rec:12
-            b_sum_x8 = tl.sum(b_sum_x7, 0)  # gated_deltanet.rec:12
+            b_sum_x8 = tl.sum(b_sum_x7[None, :])  # gated_deltanet.rec:12
             tl.store(
                 dg + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_x * ((-(b_beta * b_sum_x6)) + b_sum_x8))
             )  # gated_deltanet.rec:12
-            b_sum_x9 = tl.sum((b_v * b_sum_x4), 0)  # gated_deltanet.rec:14
+            b_sum_x9 = tl.sum((b_v * b_sum_x4)[None, :])  # gated_deltanet.rec:14
             tl.store(
                 dbeta + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_sum_x9 - (b_x * b_sum_x6))
             )  # gated_deltanet.rec:14

@@ -37,6 +37,42 @@ def level_of(t, s):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
     WIDTH apart."""
@@ -102,7 +138,7 @@ def chunk_gates_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_G = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, False)  # [C, BK] gla.rec:11
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] gla.rec:11
@@ -138,48 +174,47 @@ def chunk_prepare_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_xx = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        q_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] gla.rec:13
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:13
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_xx = tl.dot(
-            (b_q2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED),
-            tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED)),
-            b_xx,
-            input_precision=PRECISION,
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_xx = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            q_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] gla.rec:13
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] gla.rec:13
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_xx = tl.dot(
+                (b_q2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED),
+                tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED)),
+                b_xx,
+                input_precision=PRECISION,
+            )  # [C, C] gla.rec:13
+            b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] gla.rec:13
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] gla.rec:13
+            b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            w_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] gla.rec:12
+        score_q_w.store(
+            [i_bh, i_t * C, 0],
+            (
+                tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0)
+                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
+            )
+            .to(score_q_w.dtype)
+            .reshape(1, C, C),
         )  # [C, C] gla.rec:13
-        b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] gla.rec:13
-        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
-        w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] gla.rec:12
-    score_q_w.store(
-        [i_bh, i_t * C, 0],
-        (
-            tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0)
-            + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-        )
-        .to(score_q_w.dtype)
-        .reshape(1, C, C),
-    )  # [C, C] gla.rec:13
 
 
 @triton.jit
@@ -213,109 +248,110 @@ def chunk_prepare_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x5 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x15 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x25 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x35 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x45 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x55 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_sum_x = tl.zeros((C,), tl.float32)
-    b_x4 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        q_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] gla.rec:13
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
-        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
-        w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] gla.rec:12
-        b_x6 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_32 = tl.exp(tl.minimum((b_x5[:, None] * (b_G2 - b_x6)), 0.0))  # [C, BK]
-        b_x4 += tl.where(
-            b_level == 32 + i_z,
-            tl.dot((b_q2 * b_decay_32).to(ED), tl.trans((b_k2 * b_decay_32).to(ED)), input_precision=PRECISION),
-            0.0,
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x5 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x15 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x25 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x35 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x45 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x55 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_sum_x = tl.zeros((C,), tl.float32)
+        b_x4 = tl.zeros((C, C), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            q_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] gla.rec:13
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] gla.rec:13
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
+            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            w_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] gla.rec:12
+            b_x6 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_32 = tl.exp(tl.minimum((b_x5[:, None] * (b_G2 - b_x6)), 0.0))  # [C, BK]
+            b_x4 += tl.where(
+                b_level == 32 + i_z,
+                tl.dot((b_q2 * b_decay_32).to(ED), tl.trans((b_k2 * b_decay_32).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x16 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_16 = tl.exp(tl.minimum((b_x15[:, None] * (b_G2 - b_x16)), 0.0))  # [C, BK]
+            b_x4 += tl.where(
+                b_level == 16 + i_z,
+                tl.dot((b_q2 * b_decay_16).to(ED), tl.trans((b_k2 * b_decay_16).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x26 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_8 = tl.exp(tl.minimum((b_x25[:, None] * (b_G2 - b_x26)), 0.0))  # [C, BK]
+            b_x4 += tl.where(
+                b_level == 8 + i_z,
+                tl.dot((b_q2 * b_decay_8).to(ED), tl.trans((b_k2 * b_decay_8).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x36 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_4 = tl.exp(tl.minimum((b_x35[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
+            b_x4 += tl.where(
+                b_level == 4 + i_z,
+                tl.dot((b_q2 * b_decay_4).to(ED), tl.trans((b_k2 * b_decay_4).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x46 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_2 = tl.exp(tl.minimum((b_x45[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
+            b_x4 += tl.where(
+                b_level == 2 + i_z,
+                tl.dot((b_q2 * b_decay_2).to(ED), tl.trans((b_k2 * b_decay_2).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x56 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_1 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x56)), 0.0))  # [C, BK]
+            b_x4 += tl.where(
+                b_level == 1 + i_z,
+                tl.dot((b_q2 * b_decay_1).to(ED), tl.trans((b_k2 * b_decay_1).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+        score_q_w.store(
+            [i_bh, i_t * C, 0],
+            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x4)
+            .to(score_q_w.dtype)
+            .reshape(1, C, C),
         )  # [C, C] gla.rec:13
-        b_x16 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_16 = tl.exp(tl.minimum((b_x15[:, None] * (b_G2 - b_x16)), 0.0))  # [C, BK]
-        b_x4 += tl.where(
-            b_level == 16 + i_z,
-            tl.dot((b_q2 * b_decay_16).to(ED), tl.trans((b_k2 * b_decay_16).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x26 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_8 = tl.exp(tl.minimum((b_x25[:, None] * (b_G2 - b_x26)), 0.0))  # [C, BK]
-        b_x4 += tl.where(
-            b_level == 8 + i_z,
-            tl.dot((b_q2 * b_decay_8).to(ED), tl.trans((b_k2 * b_decay_8).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x36 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_4 = tl.exp(tl.minimum((b_x35[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
-        b_x4 += tl.where(
-            b_level == 4 + i_z,
-            tl.dot((b_q2 * b_decay_4).to(ED), tl.trans((b_k2 * b_decay_4).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x46 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_2 = tl.exp(tl.minimum((b_x45[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
-        b_x4 += tl.where(
-            b_level == 2 + i_z,
-            tl.dot((b_q2 * b_decay_2).to(ED), tl.trans((b_k2 * b_decay_2).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x56 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_1 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x56)), 0.0))  # [C, BK]
-        b_x4 += tl.where(
-            b_level == 1 + i_z,
-            tl.dot((b_q2 * b_decay_1).to(ED), tl.trans((b_k2 * b_decay_1).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-    score_q_w.store(
-        [i_bh, i_t * C, 0],
-        (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x4).to(score_q_w.dtype).reshape(1, C, C),
-    )  # [C, C] gla.rec:13
 
 
 @triton.jit
@@ -339,6 +375,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -347,6 +384,7 @@ def chunk_scan_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
+    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if initial_state is None:
@@ -360,6 +398,8 @@ def chunk_scan_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
+        i_row = i_b.to(tl.int64) * T + i_t * C
+        m_t = i_t * C + o_t < T
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
         b_x2 = q_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x2), input_precision=PRECISION)  # [BV, C] gla.rec:13
@@ -367,9 +407,11 @@ def chunk_scan_kernel(
         b_v2 = tl.trans(b_v)  # [BV, C]
         b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gla.rec:13
         b_xv = tl.dot(b_v2, tl.trans(b_score_q_w), input_precision=PRECISION)  # [BV, C] gla.rec:13
-        o.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(((scale * b_xx) + (scale * b_xv)).to(o.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] gla.rec:13
+        b_o = (scale * b_xx) + (scale * b_xv)  # [BV, C]
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
+        else:
+            o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:12
         b_S1 = tl.dot(b_v2, b_w_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION)  # [BV, BK] gla.rec:12
         b_S = b_S1  # [BV, BK] gla.rec:12
@@ -391,7 +433,7 @@ def chunk_gates_backward_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_G = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, False)  # [C, BK] gla.rec:11
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] gla.rec:11
@@ -425,7 +467,7 @@ def chunk_prepare_backward_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_sum_x2 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -464,6 +506,7 @@ def chunk_states_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -486,7 +529,10 @@ def chunk_states_kernel(
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gla.rec:12
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:12
         b_S1 = tl.dot(
@@ -513,6 +559,7 @@ def chunk_reverse_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -535,7 +582,12 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
-        d_states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK))  # [BV, BK] gla.rec:12
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] gla.rec:12
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gla.rec:12
         b_x3 = q_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_dox = tl.dot(tl.trans(b_do), b_x3, input_precision=PRECISION)  # [BV, BK] gla.rec:13
@@ -548,7 +600,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "v_step_b", "v_step_t", "v_step_h"])
 def chunk_products_kernel(
     states,
     v,
@@ -559,10 +611,17 @@ def chunk_products_kernel(
     do_state,
     do_v,
     diagonal_do_v,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    v_step_b,
+    v_step_t,
+    v_step_h,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -578,13 +637,13 @@ def chunk_products_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
-    b_v = v.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
+    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] gla.rec:12
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] gla.rec:12
     b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] gla.rec:13
     do_v.store([i_bh, i_t * C, 0], b_dov.to(do_v.dtype).reshape(1, C, C))  # [C, C] gla.rec:13
     b_x2 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dov, 0.0), 1)  # [C] gla.rec:13
     tl.store(diagonal_do_v + i_c * C + o_t, b_x2)  # [C] gla.rec:13
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
         b_dw_out = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] gla.rec:12
@@ -596,7 +655,7 @@ def chunk_products_kernel(
         do_state.store([i_bh, i_t * C, i_k * BK], b_dox.to(do_state.dtype).reshape(1, C, BK))  # [C, BK] gla.rec:13
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
 def chunk_gradient_kernel(
     q,
     g,
@@ -615,11 +674,15 @@ def chunk_gradient_kernel(
     dv,
     dg,
     G_rows,
+    do_step_b,
+    do_step_t,
+    do_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -637,98 +700,101 @@ def chunk_gradient_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-    b_x3 = scale * b_x2  # [C]
-    b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gla.rec:13
-    b_x6 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-    b_x16 = tl.trans(b_x6)  # [C, C]
-    b_xx3 = tl.zeros((C, BV), tl.float32)
-    b_xx4 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:13
-        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
-        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-        b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x6, b_x9, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
-        dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_k2 * b_x3[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x12))
-            .to(dq.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] gla.rec:13
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:12
-        b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
-        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-        b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
-        b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_x18 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_decay_write * b_xx2)))
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] gla.rec:13
-        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
-        b_xx3 = tl.dot(
-            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
-        )  # [C, BV] gla.rec:12
-        b_xx4 = tl.dot(b_x9, tl.trans(b_x18), b_xx4, input_precision=PRECISION)  # [C, C] gla.rec:13
-        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
-        b_sum_dG = chunk_sum(
-            (
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+        b_x3 = scale * b_x2  # [C]
+        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
+        b_x6 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
+        b_x16 = tl.trans(b_x6)  # [C, C]
+        b_xx3 = tl.zeros((C, BV), tl.float32)
+        b_xx4 = tl.zeros((C, C), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] gla.rec:13
+            b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+            b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x6, b_x9, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_k2 * b_x3[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x12))
+                .to(dq.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:13
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] gla.rec:12
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+            b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
+            b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_x18 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_decay_write * b_xx2)))
+                .to(dk.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:13
+            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
+            b_xx3 = tl.dot(
+                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
+            )  # [C, BV] gla.rec:12
+            b_xx4 = tl.dot(b_x9, tl.trans(b_x18), b_xx4, input_precision=PRECISION)  # [C, C] gla.rec:13
+            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+            b_sum_dG = chunk_sum(
                 (
                     (
-                        tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                        + (scale * (b_x18.to(tl.float32) * b_xx))
+                        (
+                            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
+                            + (scale * (b_x18.to(tl.float32) * b_xx))
+                        )
+                        - (scale * (b_x9.to(tl.float32) * b_xx2))
                     )
-                    - (scale * (b_x9.to(tl.float32) * b_xx2))
+                    + (b_decay_in * (b_q2 * b_x12))
+                ),
+                True,
+                False,
+            )  # [C, BK] gla.rec:11
+            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            dg.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                .to(dg.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:13
+        b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
+        b_do = load_tokens(
+            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+        )  # [C, BV] gla.rec:12
+        b_dv = tl.dot(
+            (
+                scale
+                * (
+                    tl.where((o_t[None, :] > o_t[:, None]), b_xx4, 0.0)
+                    + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
                 )
-                + (b_decay_in * (b_q2 * b_x12))
-            ),
-            True,
-            False,
-        )  # [C, BK] gla.rec:11
-        b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        dg.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] gla.rec:13
-    b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
-    b_dv = tl.dot(
-        (
-            scale
-            * (
-                tl.where((o_t[None, :] > o_t[:, None]), b_xx4, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
-            )
-        ).to(ED),
-        b_do,
-        b_xx3,
-        input_precision=PRECISION,
-    )  # [C, BV] gla.rec:13
-    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
+            ).to(ED),
+            b_do,
+            b_xx3,
+            input_precision=PRECISION,
+        )  # [C, BV] gla.rec:13
+        dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
 def chunk_gradient_steep_kernel(
     q,
     g,
@@ -747,11 +813,15 @@ def chunk_gradient_steep_kernel(
     dv,
     dg,
     G_rows,
+    do_step_b,
+    do_step_t,
+    do_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -771,236 +841,239 @@ def chunk_gradient_steep_kernel(
     o_v = tl.arange(0, BV)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
     b_level_T = level_of(o_t[None, :], o_t[:, None])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x16 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x26 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x36 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x46 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x56 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_x100 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_k4 = b_k3.to(tl.float32)  # [C, BK]
-        b_G3 = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        b_G4 = b_G3.to(tl.float32)  # [C, BK]
-        b_x101 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_322 = tl.exp(tl.minimum((b_x7[:, None] * (b_G4 - b_x101)), 0.0))  # [C, BK]
-        b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_q4 = b_q3.to(tl.float32)  # [C, BK]
-        b_x100 += tl.where(
-            b_level_T == 32 + i_z,
-            tl.dot((b_k4 * b_decay_322).to(ED), tl.trans((b_q4 * b_decay_322).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x110 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_162 = tl.exp(tl.minimum((b_x16[:, None] * (b_G4 - b_x110)), 0.0))  # [C, BK]
-        b_x100 += tl.where(
-            b_level_T == 16 + i_z,
-            tl.dot((b_k4 * b_decay_162).to(ED), tl.trans((b_q4 * b_decay_162).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x119 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_82 = tl.exp(tl.minimum((b_x26[:, None] * (b_G4 - b_x119)), 0.0))  # [C, BK]
-        b_x100 += tl.where(
-            b_level_T == 8 + i_z,
-            tl.dot((b_k4 * b_decay_82).to(ED), tl.trans((b_q4 * b_decay_82).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x128 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_42 = tl.exp(tl.minimum((b_x36[:, None] * (b_G4 - b_x128)), 0.0))  # [C, BK]
-        b_x100 += tl.where(
-            b_level_T == 4 + i_z,
-            tl.dot((b_k4 * b_decay_42).to(ED), tl.trans((b_q4 * b_decay_42).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x137 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_22 = tl.exp(tl.minimum((b_x46[:, None] * (b_G4 - b_x137)), 0.0))  # [C, BK]
-        b_x100 += tl.where(
-            b_level_T == 2 + i_z,
-            tl.dot((b_k4 * b_decay_22).to(ED), tl.trans((b_q4 * b_decay_22).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-        b_x146 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_12 = tl.exp(tl.minimum((b_x56[:, None] * (b_G4 - b_x146)), 0.0))  # [C, BK]
-        b_x100 += tl.where(
-            b_level_T == 1 + i_z,
-            tl.dot((b_k4 * b_decay_12).to(ED), tl.trans((b_q4 * b_decay_12).to(ED)), input_precision=PRECISION),
-            0.0,
-        )  # [C, C] gla.rec:13
-    b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-    b_x3 = scale * b_x2  # [C]
-    b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gla.rec:13
-    b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
-    b_score_q_w3 = (scale * (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x100)).to(
-        ED
-    )  # [C, C]
-    b_xx13 = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_x5 = scale * b_dox.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:12
-        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
-        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-        b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
-        b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
-        b_xx13 = tl.dot(
-            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x16 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x26 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x36 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x46 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x56 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_x100 = tl.zeros((C, C), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k4 = b_k3.to(tl.float32)  # [C, BK]
+            b_G3 = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G4 = b_G3.to(tl.float32)  # [C, BK]
+            b_x101 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_322 = tl.exp(tl.minimum((b_x7[:, None] * (b_G4 - b_x101)), 0.0))  # [C, BK]
+            b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_q4 = b_q3.to(tl.float32)  # [C, BK]
+            b_x100 += tl.where(
+                b_level_T == 32 + i_z,
+                tl.dot((b_k4 * b_decay_322).to(ED), tl.trans((b_q4 * b_decay_322).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x110 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_162 = tl.exp(tl.minimum((b_x16[:, None] * (b_G4 - b_x110)), 0.0))  # [C, BK]
+            b_x100 += tl.where(
+                b_level_T == 16 + i_z,
+                tl.dot((b_k4 * b_decay_162).to(ED), tl.trans((b_q4 * b_decay_162).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x119 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_82 = tl.exp(tl.minimum((b_x26[:, None] * (b_G4 - b_x119)), 0.0))  # [C, BK]
+            b_x100 += tl.where(
+                b_level_T == 8 + i_z,
+                tl.dot((b_k4 * b_decay_82).to(ED), tl.trans((b_q4 * b_decay_82).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x128 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_42 = tl.exp(tl.minimum((b_x36[:, None] * (b_G4 - b_x128)), 0.0))  # [C, BK]
+            b_x100 += tl.where(
+                b_level_T == 4 + i_z,
+                tl.dot((b_k4 * b_decay_42).to(ED), tl.trans((b_q4 * b_decay_42).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x137 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_22 = tl.exp(tl.minimum((b_x46[:, None] * (b_G4 - b_x137)), 0.0))  # [C, BK]
+            b_x100 += tl.where(
+                b_level_T == 2 + i_z,
+                tl.dot((b_k4 * b_decay_22).to(ED), tl.trans((b_q4 * b_decay_22).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+            b_x146 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_12 = tl.exp(tl.minimum((b_x56[:, None] * (b_G4 - b_x146)), 0.0))  # [C, BK]
+            b_x100 += tl.where(
+                b_level_T == 1 + i_z,
+                tl.dot((b_k4 * b_decay_12).to(ED), tl.trans((b_q4 * b_decay_12).to(ED)), input_precision=PRECISION),
+                0.0,
+            )  # [C, C] gla.rec:13
+        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+        b_x3 = scale * b_x2  # [C]
+        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
+        b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
+        b_score_q_w3 = (scale * (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x100)).to(
+            ED
+        )  # [C, C]
+        b_xx13 = tl.zeros((C, BV), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_x5 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] gla.rec:12
+            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+            b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
+            b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
+            b_xx13 = tl.dot(
+                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
+            )  # [C, BV] gla.rec:12
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_x8 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
+            b_x12 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
+            b_x14 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x71 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
+            b_xx7 = tl.dot(tl.trans(b_x12), b_x71, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x17 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_16 = tl.exp(tl.minimum((b_x16[:, None] * (b_G2 - b_x17)), 0.0))  # [C, BK]
+            b_x21 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
+            b_x23 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x21, b_x23, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x25 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] gla.rec:13
+            b_x75 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
+            b_xx8 = tl.dot(tl.trans(b_x21), b_x75, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x77 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] gla.rec:13
+            b_x163 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
+            b_x181 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
+            b_x27 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_8 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
+            b_x31 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
+            b_x33 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
+            b_xx3 = tl.dot(b_x31, b_x33, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x35 = b_x25 + (b_decay_8 * b_xx3)  # [C, BK] gla.rec:13
+            b_x80 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
+            b_xx9 = tl.dot(tl.trans(b_x31), b_x80, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x82 = b_x77 + (b_decay_8 * b_xx9)  # [C, BK] gla.rec:13
+            b_x166 = b_x163 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
+            b_x184 = b_x181 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
+            b_x37 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_4 = tl.exp(tl.minimum((b_x36[:, None] * (b_G2 - b_x37)), 0.0))  # [C, BK]
+            b_x41 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
+            b_x43 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
+            b_xx4 = tl.dot(b_x41, b_x43, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x45 = b_x35 + (b_decay_4 * b_xx4)  # [C, BK] gla.rec:13
+            b_x85 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
+            b_xx10 = tl.dot(tl.trans(b_x41), b_x85, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x87 = b_x82 + (b_decay_4 * b_xx10)  # [C, BK] gla.rec:13
+            b_x169 = b_x166 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
+            b_x187 = b_x184 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
+            b_x47 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_2 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
+            b_x51 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
+            b_x53 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
+            b_xx5 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x55 = b_x45 + (b_decay_2 * b_xx5)  # [C, BK] gla.rec:13
+            b_x90 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
+            b_xx11 = tl.dot(tl.trans(b_x51), b_x90, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x92 = b_x87 + (b_decay_2 * b_xx11)  # [C, BK] gla.rec:13
+            b_x172 = b_x169 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
+            b_x190 = b_x187 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
+            b_x57 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] gla.rec:13
+            b_decay_1 = tl.exp(tl.minimum((b_x56[:, None] * (b_G2 - b_x57)), 0.0))  # [C, BK]
+            b_x61 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
+            b_x63 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
+            b_xx6 = tl.dot(b_x61, b_x63, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_k2 * b_x3[:, None]) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
+                .to(dq.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:13
+            b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
+            b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_x92 + (b_decay_1 * b_xx12))))
+                .to(dk.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:13
+            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+            b_dG2 = (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                + (b_decay_in * (b_q2 * b_x5))
+            ) + (scale * (b_x172 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
+            b_sum_dG = chunk_sum(
+                (b_dG2 - (scale * (b_x190 + (b_x63.to(tl.float32) * b_xx12)))), True, False
+            )  # [C, BK] gla.rec:11
+            dg.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                .to(dg.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:13
+        b_do = load_tokens(
+            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
         )  # [C, BV] gla.rec:12
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
-        b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-        b_x8 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
-        b_x12 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
-        b_x14 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x71 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
-        b_xx7 = tl.dot(tl.trans(b_x12), b_x71, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x17 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_16 = tl.exp(tl.minimum((b_x16[:, None] * (b_G2 - b_x17)), 0.0))  # [C, BK]
-        b_x21 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-        b_x23 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x21, b_x23, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x25 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] gla.rec:13
-        b_x75 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
-        b_xx8 = tl.dot(tl.trans(b_x21), b_x75, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x77 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] gla.rec:13
-        b_x163 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
-        b_x181 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
-        b_x27 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_8 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
-        b_x31 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-        b_x33 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
-        b_xx3 = tl.dot(b_x31, b_x33, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x35 = b_x25 + (b_decay_8 * b_xx3)  # [C, BK] gla.rec:13
-        b_x80 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
-        b_xx9 = tl.dot(tl.trans(b_x31), b_x80, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x82 = b_x77 + (b_decay_8 * b_xx9)  # [C, BK] gla.rec:13
-        b_x166 = b_x163 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
-        b_x184 = b_x181 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
-        b_x37 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_4 = tl.exp(tl.minimum((b_x36[:, None] * (b_G2 - b_x37)), 0.0))  # [C, BK]
-        b_x41 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-        b_x43 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
-        b_xx4 = tl.dot(b_x41, b_x43, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x45 = b_x35 + (b_decay_4 * b_xx4)  # [C, BK] gla.rec:13
-        b_x85 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
-        b_xx10 = tl.dot(tl.trans(b_x41), b_x85, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x87 = b_x82 + (b_decay_4 * b_xx10)  # [C, BK] gla.rec:13
-        b_x169 = b_x166 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
-        b_x187 = b_x184 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
-        b_x47 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_2 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
-        b_x51 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-        b_x53 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
-        b_xx5 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x55 = b_x45 + (b_decay_2 * b_xx5)  # [C, BK] gla.rec:13
-        b_x90 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
-        b_xx11 = tl.dot(tl.trans(b_x51), b_x90, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        b_x92 = b_x87 + (b_decay_2 * b_xx11)  # [C, BK] gla.rec:13
-        b_x172 = b_x169 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
-        b_x190 = b_x187 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
-        b_x57 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] gla.rec:13
-        b_decay_1 = tl.exp(tl.minimum((b_x56[:, None] * (b_G2 - b_x57)), 0.0))  # [C, BK]
-        b_x61 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-        b_x63 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
-        b_xx6 = tl.dot(b_x61, b_x63, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_k2 * b_x3[:, None]) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
-            .to(dq.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] gla.rec:13
-        b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
-        b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_x92 + (b_decay_1 * b_xx12))))
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] gla.rec:13
-        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
-        b_dG2 = (
-            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-            + (b_decay_in * (b_q2 * b_x5))
-        ) + (scale * (b_x172 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
-        b_sum_dG = chunk_sum(
-            (b_dG2 - (scale * (b_x190 + (b_x63.to(tl.float32) * b_xx12)))), True, False
-        )  # [C, BK] gla.rec:11
-        dg.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] gla.rec:13
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] gla.rec:12
-    b_dv = tl.dot(b_score_q_w3, b_do, b_xx13, input_precision=PRECISION)  # [C, BV] gla.rec:13
-    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
+        b_dv = tl.dot(b_score_q_w3, b_do, b_xx13, input_precision=PRECISION)  # [C, BV] gla.rec:13
+        dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
 
 
 @triton.jit

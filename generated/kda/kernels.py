@@ -37,6 +37,42 @@ def level_of(t, s):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
     WIDTH apart."""
@@ -143,7 +179,7 @@ def chunk_gates_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
         b_G = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, False)  # [C, BK] kda.rec:12
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] kda.rec:12
@@ -185,56 +221,55 @@ def chunk_prepare_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_xx = tl.zeros((C, C), tl.float32)
-    b_xx2 = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        k_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] kda.rec:15
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:15
-        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
-        b_x8 = tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED))  # [BK, C]
-        b_xx = tl.dot((b_k2 * b_decay_read).to(ED), b_x8, b_xx, input_precision=PRECISION)  # [C, C] kda.rec:15
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        decay_in_q.store(
-            [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
-        )  # [C, BK] kda.rec:16
-        b_xx2 = tl.dot((b_q2 * b_decay_read).to(ED), b_x8, b_xx2, input_precision=PRECISION)  # [C, C] kda.rec:16
-        b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:16
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] kda.rec:16
-        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
-        k_decay_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] kda.rec:15
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-    b_inverse = unit_lower_inverse(
-        (-(tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0) * b_beta[None, :])), XD, PRECISION
-    )  # [C, C] kda.rec:15
-    inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
-    score_q_w.store(
-        [i_bh, i_t * C, 0],
-        (
-            tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)
-            + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-        )
-        .to(score_q_w.dtype)
-        .reshape(1, C, C),
-    )  # [C, C] kda.rec:16
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_xx = tl.zeros((C, C), tl.float32)
+        b_xx2 = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            k_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] kda.rec:15
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] kda.rec:15
+            b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_x8 = tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED))  # [BK, C]
+            b_xx = tl.dot((b_k2 * b_decay_read).to(ED), b_x8, b_xx, input_precision=PRECISION)  # [C, C] kda.rec:15
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            decay_in_q.store(
+                [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
+            )  # [C, BK] kda.rec:16
+            b_xx2 = tl.dot((b_q2 * b_decay_read).to(ED), b_x8, b_xx2, input_precision=PRECISION)  # [C, C] kda.rec:16
+            b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] kda.rec:16
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] kda.rec:16
+            b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            k_decay_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] kda.rec:15
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_inverse = unit_lower_inverse(
+            (-(tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0) * b_beta[None, :])), XD, PRECISION
+        )  # [C, C] kda.rec:15
+        inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
+        score_q_w.store(
+            [i_bh, i_t * C, 0],
+            (
+                tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)
+                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
+            )
+            .to(score_q_w.dtype)
+            .reshape(1, C, C),
+        )  # [C, C] kda.rec:16
 
 
 @triton.jit
@@ -274,135 +309,136 @@ def chunk_prepare_steep_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x2 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x10 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x18 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x26 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x34 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x42 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_score_a_w = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    b_x54 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        k_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] kda.rec:15
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        decay_in_q.store(
-            [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
-        )  # [C, BK] kda.rec:16
-        b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:16
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] kda.rec:16
-        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
-        k_decay_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] kda.rec:15
-        b_x3 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_32 = tl.exp(tl.minimum((b_x2[:, None] * (b_G2 - b_x3)), 0.0))  # [C, BK]
-        b_x8 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
-        b_x9 = tl.trans(b_x8)  # [BK, C]
-        b_score_a_w += tl.where(
-            b_level == 32 + i_z, tl.dot(b_x8, b_x9, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:15
-        b_x54 += tl.where(
-            b_level == 32 + i_z, tl.dot((b_q2 * b_decay_32).to(ED), b_x9, input_precision=PRECISION), 0.0
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x2 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x10 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x18 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x26 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x34 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x42 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_score_a_w = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        b_x54 = tl.zeros((C, C), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            k_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] kda.rec:15
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            decay_in_q.store(
+                [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
+            )  # [C, BK] kda.rec:16
+            b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] kda.rec:16
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] kda.rec:16
+            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            k_decay_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] kda.rec:15
+            b_x3 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_32 = tl.exp(tl.minimum((b_x2[:, None] * (b_G2 - b_x3)), 0.0))  # [C, BK]
+            b_x8 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
+            b_x9 = tl.trans(b_x8)  # [BK, C]
+            b_score_a_w += tl.where(
+                b_level == 32 + i_z, tl.dot(b_x8, b_x9, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:15
+            b_x54 += tl.where(
+                b_level == 32 + i_z, tl.dot((b_q2 * b_decay_32).to(ED), b_x9, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:16
+            b_x11 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_16 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x11)), 0.0))  # [C, BK]
+            b_x16 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
+            b_x17 = tl.trans(b_x16)  # [BK, C]
+            b_score_a_w += tl.where(
+                b_level == 16 + i_z, tl.dot(b_x16, b_x17, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:15
+            b_x54 += tl.where(
+                b_level == 16 + i_z, tl.dot((b_q2 * b_decay_16).to(ED), b_x17, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:16
+            b_x19 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_8 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
+            b_x24 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
+            b_x25 = tl.trans(b_x24)  # [BK, C]
+            b_score_a_w += tl.where(
+                b_level == 8 + i_z, tl.dot(b_x24, b_x25, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:15
+            b_x54 += tl.where(
+                b_level == 8 + i_z, tl.dot((b_q2 * b_decay_8).to(ED), b_x25, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:16
+            b_x27 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_4 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
+            b_x32 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
+            b_x33 = tl.trans(b_x32)  # [BK, C]
+            b_score_a_w += tl.where(
+                b_level == 4 + i_z, tl.dot(b_x32, b_x33, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:15
+            b_x54 += tl.where(
+                b_level == 4 + i_z, tl.dot((b_q2 * b_decay_4).to(ED), b_x33, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:16
+            b_x35 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_2 = tl.exp(tl.minimum((b_x34[:, None] * (b_G2 - b_x35)), 0.0))  # [C, BK]
+            b_x40 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
+            b_x41 = tl.trans(b_x40)  # [BK, C]
+            b_score_a_w += tl.where(
+                b_level == 2 + i_z, tl.dot(b_x40, b_x41, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:15
+            b_x54 += tl.where(
+                b_level == 2 + i_z, tl.dot((b_q2 * b_decay_2).to(ED), b_x41, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:16
+            b_x43 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_1 = tl.exp(tl.minimum((b_x42[:, None] * (b_G2 - b_x43)), 0.0))  # [C, BK]
+            b_x48 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
+            b_x49 = tl.trans(b_x48)  # [BK, C]
+            b_score_a_w += tl.where(
+                b_level == 1 + i_z, tl.dot(b_x48, b_x49, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:15
+            b_x54 += tl.where(
+                b_level == 1 + i_z, tl.dot((b_q2 * b_decay_1).to(ED), b_x49, input_precision=PRECISION), 0.0
+            )  # [C, C] kda.rec:16
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_inverse = unit_lower_inverse((-(b_score_a_w * b_beta[None, :])), XD, PRECISION)  # [C, C] kda.rec:15
+        inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
+        score_q_w.store(
+            [i_bh, i_t * C, 0],
+            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x54)
+            .to(score_q_w.dtype)
+            .reshape(1, C, C),
         )  # [C, C] kda.rec:16
-        b_x11 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_16 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x11)), 0.0))  # [C, BK]
-        b_x16 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
-        b_x17 = tl.trans(b_x16)  # [BK, C]
-        b_score_a_w += tl.where(
-            b_level == 16 + i_z, tl.dot(b_x16, b_x17, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:15
-        b_x54 += tl.where(
-            b_level == 16 + i_z, tl.dot((b_q2 * b_decay_16).to(ED), b_x17, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:16
-        b_x19 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_8 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
-        b_x24 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
-        b_x25 = tl.trans(b_x24)  # [BK, C]
-        b_score_a_w += tl.where(
-            b_level == 8 + i_z, tl.dot(b_x24, b_x25, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:15
-        b_x54 += tl.where(
-            b_level == 8 + i_z, tl.dot((b_q2 * b_decay_8).to(ED), b_x25, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:16
-        b_x27 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_4 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
-        b_x32 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
-        b_x33 = tl.trans(b_x32)  # [BK, C]
-        b_score_a_w += tl.where(
-            b_level == 4 + i_z, tl.dot(b_x32, b_x33, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:15
-        b_x54 += tl.where(
-            b_level == 4 + i_z, tl.dot((b_q2 * b_decay_4).to(ED), b_x33, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:16
-        b_x35 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_2 = tl.exp(tl.minimum((b_x34[:, None] * (b_G2 - b_x35)), 0.0))  # [C, BK]
-        b_x40 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
-        b_x41 = tl.trans(b_x40)  # [BK, C]
-        b_score_a_w += tl.where(
-            b_level == 2 + i_z, tl.dot(b_x40, b_x41, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:15
-        b_x54 += tl.where(
-            b_level == 2 + i_z, tl.dot((b_q2 * b_decay_2).to(ED), b_x41, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:16
-        b_x43 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_1 = tl.exp(tl.minimum((b_x42[:, None] * (b_G2 - b_x43)), 0.0))  # [C, BK]
-        b_x48 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
-        b_x49 = tl.trans(b_x48)  # [BK, C]
-        b_score_a_w += tl.where(
-            b_level == 1 + i_z, tl.dot(b_x48, b_x49, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:15
-        b_x54 += tl.where(
-            b_level == 1 + i_z, tl.dot((b_q2 * b_decay_1).to(ED), b_x49, input_precision=PRECISION), 0.0
-        )  # [C, C] kda.rec:16
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-    b_inverse = unit_lower_inverse((-(b_score_a_w * b_beta[None, :])), XD, PRECISION)  # [C, C] kda.rec:15
-    inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
-    score_q_w.store(
-        [i_bh, i_t * C, 0],
-        (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x54).to(score_q_w.dtype).reshape(1, C, C),
-    )  # [C, C] kda.rec:16
 
 
 @triton.jit
@@ -429,6 +465,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -470,7 +507,10 @@ def chunk_scan_kernel(
         b_o = tl.dot(
             (scale * b_x7).to(ED), tl.trans(b_score_q_w), (scale * b_xx2), input_precision=PRECISION
         )  # [BV, C] kda.rec:16
-        o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o.to(o.dtype)).reshape(1, 1, C, BV))  # [C, BV] kda.rec:16
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
+        else:
+            o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV))  # [C, BV] kda.rec:16
         b_x12 = k_decay_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_S1 = tl.dot(
             b_x7.to(ED), b_x12, (b_S * b_decay_all[None, :]), input_precision=PRECISION
@@ -494,7 +534,7 @@ def chunk_gates_backward_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
         b_G = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, False)  # [C, BK] kda.rec:12
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] kda.rec:12
@@ -529,7 +569,7 @@ def chunk_prepare_backward_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_sum_x2 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_k2 = b_k.to(tl.float32)  # [C, BK]
@@ -577,6 +617,7 @@ def chunk_states_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -610,8 +651,14 @@ def chunk_states_kernel(
         b_U = tl.dot(
             (tl.trans(b_v).to(tl.float32) - b_xx).to(ED), tl.trans(b_inverse), input_precision=PRECISION
         )  # [BV, C] kda.rec:15
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
-        U.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U.to(U.dtype)).reshape(1, C, BV))  # [C, BV] kda.rec:15
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(U, i_c * C + o_t, o_t < C, o_v, V, tl.trans(b_U))
+        else:
+            U.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U).to(U.dtype).reshape(1, C, BV))  # [C, BV] kda.rec:15
         b_x6 = k_decay_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_S1 = tl.dot(
             (b_beta[None, :] * b_U).to(ED), b_x6, (b_S * b_decay_all[None, :]), input_precision=PRECISION
@@ -644,6 +691,7 @@ def chunk_reverse_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -670,7 +718,12 @@ def chunk_reverse_kernel(
         m_t = i_t * C + o_t < T
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
-        d_states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK))  # [BV, BK] kda.rec:15
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] kda.rec:15
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] kda.rec:15
         b_do2 = tl.trans(b_do)  # [BV, C]
         b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:16
@@ -679,7 +732,12 @@ def chunk_reverse_kernel(
         b_x5 = tl.dot(b_S.to(ED), tl.trans(b_x3), (scale * b_xdo), input_precision=PRECISION)  # [BV, C] kda.rec:16
         b_inverse = inverse.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:15
         b_dY = tl.dot((b_beta[None, :] * b_x5).to(ED), b_inverse, input_precision=PRECISION)  # [BV, C] kda.rec:15
-        dv.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY.to(dv.dtype)).reshape(1, 1, C, BV))  # [C, BV] kda.rec:15
+        if DIRECT:
+            store_rows(dv, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_dY))
+        else:
+            dv.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY).to(dv.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] kda.rec:15
         b_x7 = decay_in_q.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:16
         b_dox = tl.dot(b_do2, b_x7, input_precision=PRECISION)  # [BV, BK] kda.rec:16
         b_x9 = k_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
@@ -695,7 +753,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "dv_step_b", "dv_step_t", "dv_step_h"])
 def chunk_products_kernel(
     states,
     U,
@@ -709,10 +767,17 @@ def chunk_products_kernel(
     do_U,
     dY_U,
     diagonal_do_U,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    dv_step_b,
+    dv_step_t,
+    dv_step_h,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -727,9 +792,10 @@ def chunk_products_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_U = U.load([i_bh, i_t * C, 0]).reshape(C, BV)  # [C, BV] kda.rec:15
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] kda.rec:15
-    b_dY = dv.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] kda.rec:15
+    o_v = tl.arange(0, BV)
+    b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] kda.rec:15
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] kda.rec:15
+    b_dY = load_tokens(dv, dv_step_b, dv_step_t, dv_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] kda.rec:15
     b_U2 = tl.trans(b_U)  # [BV, C]
     b_doU = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] kda.rec:16
     do_U.store([i_bh, i_t * C, 0], b_doU.to(do_U.dtype).reshape(1, C, C))  # [C, C] kda.rec:16
@@ -737,7 +803,7 @@ def chunk_products_kernel(
     dY_U.store([i_bh, i_t * C, 0], b_dYU.to(dY_U.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
     b_x2 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_doU, 0.0), 1)  # [C] kda.rec:16
     tl.store(diagonal_do_U + i_c * C + o_t, b_x2)  # [C] kda.rec:16
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] kda.rec:15
         b_Ux = tl.dot(b_U, b_dstate, input_precision=PRECISION)  # [C, BK] kda.rec:15
@@ -793,112 +859,115 @@ def chunk_gradient_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-    b_x3 = b_beta * scale  # [C]
-    b_x4 = b_x * b_x3  # [C]
-    b_doU = do_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:16
-    b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
-    b_x19 = tl.trans(b_x7)  # [C, C]
-    b_dYU = dY_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:15
-    b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
-    b_dL2 = tl.trans(b_dL)  # [C, C]
-    b_sum_x3 = tl.zeros((C,), tl.float32)
-    b_sum_x4 = tl.zeros((C,), tl.float32)
-    b_sum_x6 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:15
-        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
-        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-        b_x11 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x7, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_x14 = scale * b_dox.to(tl.float32)  # [C, BK]
-        dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_k2 * b_x4[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x14))
-            .to(dq.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] kda.rec:16
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:15
-        b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
-        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-        b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
-        b_x16 = b_beta[:, None] * b_Ux2  # [C, BK]
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_x21 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x19, b_x21, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x22 = b_decay_write * b_xx2  # [C, BK]
-        b_dLx = tl.dot(b_dL, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x26 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
-        b_dLx2 = tl.dot(b_dL2, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x27 = b_decay_write * b_dLx2  # [C, BK]
-        b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_x3 = b_beta * scale  # [C]
+        b_x4 = b_x * b_x3  # [C]
+        b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
+        b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
+        b_x19 = tl.trans(b_x7)  # [C, C]
+        b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
+        b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
+        b_dL2 = tl.trans(b_dL)  # [C, C]
+        b_sum_x3 = tl.zeros((C,), tl.float32)
+        b_sum_x4 = tl.zeros((C,), tl.float32)
+        b_sum_x6 = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] kda.rec:15
+            b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+            b_x11 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x7, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_x14 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_k2 * b_x4[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x14))
+                .to(dq.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] kda.rec:16
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] kda.rec:15
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+            b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
+            b_x16 = b_beta[:, None] * b_Ux2  # [C, BK]
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_x21 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x19, b_x21, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x22 = b_decay_write * b_xx2  # [C, BK]
+            b_dLx = tl.dot(b_dL, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x26 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
+            b_dLx2 = tl.dot(b_dL2, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x27 = b_decay_write * b_dLx2  # [C, BK]
+            b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
                 (
                     (
-                        (((b_decay_out * b_x16) + (b_q2 * b_x4[:, None])) + (b_x22 * b_x3[:, None]))
-                        - (b_decay_read * b_dLx)
+                        (
+                            (((b_decay_out * b_x16) + (b_q2 * b_x4[:, None])) + (b_x22 * b_x3[:, None]))
+                            - (b_decay_read * b_dLx)
+                        )
+                        - (b_beta[:, None] * b_x27)
                     )
-                    - (b_beta[:, None] * b_x27)
+                    - (b_decay_in * b_dYx2)
                 )
-                - (b_decay_in * b_dYx2)
-            )
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] kda.rec:15
-        b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x16)), False, True)  # [C, BK] kda.rec:15
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
-        b_x36 = b_x11.to(tl.float32)  # [C, BK]
-        b_sum_dG = chunk_sum(
-            (
+                .to(dk.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] kda.rec:15
+            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x16)), False, True)  # [C, BK] kda.rec:15
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+            b_x36 = b_x11.to(tl.float32)  # [C, BK]
+            b_sum_dG = chunk_sum(
                 (
                     (
                         (
                             (
-                                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                                + (scale * (b_x21.to(tl.float32) * b_xx))
+                                (
+                                    tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
+                                    + (scale * (b_x21.to(tl.float32) * b_xx))
+                                )
+                                - (scale * (b_xx2 * b_x36))
                             )
-                            - (scale * (b_xx2 * b_x36))
+                            - (b_x26.to(tl.float32) * b_dLx)
                         )
-                        - (b_x26.to(tl.float32) * b_dLx)
+                        + (b_x36 * b_dLx2)
                     )
-                    + (b_x36 * b_dLx2)
-                )
-                + (b_decay_in * ((b_q2 * b_x14) - (b_k2 * b_dYx2)))
-            ),
-            True,
-            False,
-        )  # [C, BK] kda.rec:12
-        b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-        dg.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] kda.rec:15
-        b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
-        b_sum_x4 += tl.sum((b_k2 * b_x22), 1)  # [C] kda.rec:16
-        b_sum_x6 += tl.sum((b_k2 * b_x27), 1)  # [C] kda.rec:15
-    b_sum_x5 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
-    tl.store(
-        dbeta + (i_row + o_t) * H + i_h, ((b_sum_x3 + (scale * (b_sum_x4 + (b_sum_x5 * b_x)))) + (-b_sum_x6)), mask=m_t
-    )  # [C] kda.rec:15
+                    + (b_decay_in * ((b_q2 * b_x14) - (b_k2 * b_dYx2)))
+                ),
+                True,
+                False,
+            )  # [C, BK] kda.rec:12
+            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            dg.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                .to(dg.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] kda.rec:15
+            b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
+            b_sum_x4 += tl.sum((b_k2 * b_x22), 1)  # [C] kda.rec:16
+            b_sum_x6 += tl.sum((b_k2 * b_x27), 1)  # [C] kda.rec:15
+        b_sum_x5 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
+        tl.store(
+            dbeta + (i_row + o_t) * H + i_h,
+            ((b_sum_x3 + (scale * (b_sum_x4 + (b_sum_x5 * b_x)))) + (-b_sum_x6)),
+            mask=m_t,
+        )  # [C] kda.rec:15
 
 
 @triton.jit
@@ -944,217 +1013,218 @@ def chunk_gradient_steep_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-    b_x3 = b_beta * scale  # [C]
-    b_x4 = b_x * b_x3  # [C]
-    b_doU = do_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:16
-    b_dYU = dY_U.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] kda.rec:15
-    b_x8 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x18 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x29 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x40 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x51 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x62 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_sum_x3 = tl.zeros((C,), tl.float32)
-    b_sum_x5 = tl.zeros((C,), tl.float32)
-    b_sum_x6 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:15
-        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
-        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-        b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
-        b_x74 = b_beta[:, None] * b_Ux2  # [C, BK]
-        b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-        b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
-        b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-        b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
-        b_x9 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
-        b_x13 = tl.where(b_level == 32 + i_z, b_doU, 0.0)  # [C, C]
-        b_x14 = b_k2 * b_decay_32  # [C, BK]
-        b_x16 = (b_x14 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x13, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x80 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
-        b_xx7 = tl.dot(tl.trans(b_x13), b_x80, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x108 = tl.where(b_level == 32 + i_z, b_dYU, 0.0)  # [C, C]
-        b_xx13 = tl.dot(b_x108, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x126 = b_x14.to(ED)  # [C, BK]
-        b_xx19 = tl.dot(tl.trans(b_x108), b_x126, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x155 = b_x16.to(tl.float32)  # [C, BK]
-        b_dG2 = (
-            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-            + (b_decay_in * ((b_q2 * b_x6) - (b_k2 * b_dYx2)))
-        ) + (b_x155 * b_xx19)  # [C, BK] kda.rec:15
-        b_x19 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_16 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
-        b_x23 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
-        b_x24 = b_k2 * b_decay_16  # [C, BK]
-        b_x26 = (b_x24 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x23, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x28 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] kda.rec:16
-        b_x84 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
-        b_xx8 = tl.dot(tl.trans(b_x23), b_x84, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x86 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] kda.rec:16
-        b_x110 = tl.where(b_level == 16 + i_z, b_dYU, 0.0)  # [C, C]
-        b_xx14 = tl.dot(b_x110, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x112 = (b_decay_32 * b_xx13) + (b_decay_16 * b_xx14)  # [C, BK] kda.rec:15
-        b_x129 = b_x24.to(ED)  # [C, BK]
-        b_xx20 = tl.dot(tl.trans(b_x110), b_x129, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x131 = (b_decay_32 * b_xx19) + (b_decay_16 * b_xx20)  # [C, BK] kda.rec:15
-        b_x157 = b_x26.to(tl.float32)  # [C, BK]
-        b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:15
-        b_x169 = (b_x80.to(tl.float32) * b_xx) + (b_x84.to(tl.float32) * b_xx2)  # [C, BK] kda.rec:16
-        b_x185 = (b_xx7 * b_x155) + (b_xx8 * b_x157)  # [C, BK] kda.rec:16
-        b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
-        b_x30 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
-        b_x34 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
-        b_x35 = b_k2 * b_decay_8  # [C, BK]
-        b_x37 = (b_x35 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx3 = tl.dot(b_x34, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x39 = b_x28 + (b_decay_8 * b_xx3)  # [C, BK] kda.rec:16
-        b_x89 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
-        b_xx9 = tl.dot(tl.trans(b_x34), b_x89, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x91 = b_x86 + (b_decay_8 * b_xx9)  # [C, BK] kda.rec:16
-        b_x113 = tl.where(b_level == 8 + i_z, b_dYU, 0.0)  # [C, C]
-        b_xx15 = tl.dot(b_x113, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x115 = b_x112 + (b_decay_8 * b_xx15)  # [C, BK] kda.rec:15
-        b_x133 = b_x35.to(ED)  # [C, BK]
-        b_xx21 = tl.dot(tl.trans(b_x113), b_x133, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x135 = b_x131 + (b_decay_8 * b_xx21)  # [C, BK] kda.rec:15
-        b_x159 = b_x37.to(tl.float32)  # [C, BK]
-        b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:15
-        b_x172 = b_x169 + (b_x89.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:16
-        b_x187 = b_x185 + (b_xx9 * b_x159)  # [C, BK] kda.rec:16
-        b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
-        b_x41 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_4 = tl.exp(tl.minimum((b_x40[:, None] * (b_G2 - b_x41)), 0.0))  # [C, BK]
-        b_x45 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
-        b_x46 = b_k2 * b_decay_4  # [C, BK]
-        b_x48 = (b_x46 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx4 = tl.dot(b_x45, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x50 = b_x39 + (b_decay_4 * b_xx4)  # [C, BK] kda.rec:16
-        b_x94 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
-        b_xx10 = tl.dot(tl.trans(b_x45), b_x94, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x96 = b_x91 + (b_decay_4 * b_xx10)  # [C, BK] kda.rec:16
-        b_x116 = tl.where(b_level == 4 + i_z, b_dYU, 0.0)  # [C, C]
-        b_xx16 = tl.dot(b_x116, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x118 = b_x115 + (b_decay_4 * b_xx16)  # [C, BK] kda.rec:15
-        b_x137 = b_x46.to(ED)  # [C, BK]
-        b_xx22 = tl.dot(tl.trans(b_x116), b_x137, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x139 = b_x135 + (b_decay_4 * b_xx22)  # [C, BK] kda.rec:15
-        b_x161 = b_x48.to(tl.float32)  # [C, BK]
-        b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:15
-        b_x175 = b_x172 + (b_x94.to(tl.float32) * b_xx4)  # [C, BK] kda.rec:16
-        b_x189 = b_x187 + (b_xx10 * b_x161)  # [C, BK] kda.rec:16
-        b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
-        b_x52 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_2 = tl.exp(tl.minimum((b_x51[:, None] * (b_G2 - b_x52)), 0.0))  # [C, BK]
-        b_x56 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
-        b_x57 = b_k2 * b_decay_2  # [C, BK]
-        b_x59 = (b_x57 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx5 = tl.dot(b_x56, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x61 = b_x50 + (b_decay_2 * b_xx5)  # [C, BK] kda.rec:16
-        b_x99 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
-        b_xx11 = tl.dot(tl.trans(b_x56), b_x99, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x101 = b_x96 + (b_decay_2 * b_xx11)  # [C, BK] kda.rec:16
-        b_x119 = tl.where(b_level == 2 + i_z, b_dYU, 0.0)  # [C, C]
-        b_xx17 = tl.dot(b_x119, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x121 = b_x118 + (b_decay_2 * b_xx17)  # [C, BK] kda.rec:15
-        b_x141 = b_x57.to(ED)  # [C, BK]
-        b_xx23 = tl.dot(tl.trans(b_x119), b_x141, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x143 = b_x139 + (b_decay_2 * b_xx23)  # [C, BK] kda.rec:15
-        b_x163 = b_x59.to(tl.float32)  # [C, BK]
-        b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:15
-        b_x178 = b_x175 + (b_x99.to(tl.float32) * b_xx5)  # [C, BK] kda.rec:16
-        b_x191 = b_x189 + (b_xx11 * b_x163)  # [C, BK] kda.rec:16
-        b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
-        b_x63 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] kda.rec:15
-        b_decay_1 = tl.exp(tl.minimum((b_x62[:, None] * (b_G2 - b_x63)), 0.0))  # [C, BK]
-        b_x67 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
-        b_x68 = b_k2 * b_decay_1  # [C, BK]
-        b_x70 = (b_x68 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_xx6 = tl.dot(b_x67, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_k2 * b_x4[:, None]) + (b_decay_in * b_x6)) + (scale * (b_x61 + (b_decay_1 * b_xx6))))
-            .to(dq.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] kda.rec:16
-        b_x104 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
-        b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
-        b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
-        b_dk3 = (((b_decay_out * b_x74) + (b_q2 * b_x4[:, None])) - (b_decay_in * b_dYx2)) + (
-            b_x106 * b_x3[:, None]
-        )  # [C, BK] kda.rec:15
-        b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
-        b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:15
-        b_x145 = b_x68.to(ED)  # [C, BK]
-        b_xx24 = tl.dot(tl.trans(b_x122), b_x145, input_precision=PRECISION)  # [C, BK] kda.rec:15
-        b_x147 = b_x143 + (b_decay_1 * b_xx24)  # [C, BK]
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] kda.rec:15
-        b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x74)), False, True)  # [C, BK] kda.rec:15
-        b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
-        b_x192 = b_x70.to(tl.float32)  # [C, BK]
-        b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
-        b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:15
-        b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
-        dg.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32)))).to(dg.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] kda.rec:15
-        b_sum_x5 += tl.sum((b_k2 * b_x106), 1)  # [C] kda.rec:16
-        b_sum_x6 += tl.sum((b_k2 * b_x147), 1)  # [C] kda.rec:15
-    b_sum_x4 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
-    b_dbeta = b_sum_x3 + (scale * ((b_sum_x4 * b_x) + b_sum_x5))  # [C] kda.rec:15
-    tl.store(dbeta + (i_row + o_t) * H + i_h, (b_dbeta + (-b_sum_x6)), mask=m_t)  # [C] kda.rec:15
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_x3 = b_beta * scale  # [C]
+        b_x4 = b_x * b_x3  # [C]
+        b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
+        b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
+        b_x8 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x18 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x29 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x40 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x51 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x62 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_sum_x3 = tl.zeros((C,), tl.float32)
+        b_sum_x5 = tl.zeros((C,), tl.float32)
+        b_sum_x6 = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] kda.rec:15
+            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+            b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
+            b_x74 = b_beta[:, None] * b_Ux2  # [C, BK]
+            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
+            b_x9 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
+            b_x13 = tl.where(b_level == 32 + i_z, b_doU, 0.0)  # [C, C]
+            b_x14 = b_k2 * b_decay_32  # [C, BK]
+            b_x16 = (b_x14 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x13, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x80 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
+            b_xx7 = tl.dot(tl.trans(b_x13), b_x80, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x108 = tl.where(b_level == 32 + i_z, b_dYU, 0.0)  # [C, C]
+            b_xx13 = tl.dot(b_x108, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x126 = b_x14.to(ED)  # [C, BK]
+            b_xx19 = tl.dot(tl.trans(b_x108), b_x126, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x155 = b_x16.to(tl.float32)  # [C, BK]
+            b_dG2 = (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                + (b_decay_in * ((b_q2 * b_x6) - (b_k2 * b_dYx2)))
+            ) + (b_x155 * b_xx19)  # [C, BK] kda.rec:15
+            b_x19 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_16 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
+            b_x23 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
+            b_x24 = b_k2 * b_decay_16  # [C, BK]
+            b_x26 = (b_x24 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x23, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x28 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] kda.rec:16
+            b_x84 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
+            b_xx8 = tl.dot(tl.trans(b_x23), b_x84, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x86 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] kda.rec:16
+            b_x110 = tl.where(b_level == 16 + i_z, b_dYU, 0.0)  # [C, C]
+            b_xx14 = tl.dot(b_x110, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x112 = (b_decay_32 * b_xx13) + (b_decay_16 * b_xx14)  # [C, BK] kda.rec:15
+            b_x129 = b_x24.to(ED)  # [C, BK]
+            b_xx20 = tl.dot(tl.trans(b_x110), b_x129, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x131 = (b_decay_32 * b_xx19) + (b_decay_16 * b_xx20)  # [C, BK] kda.rec:15
+            b_x157 = b_x26.to(tl.float32)  # [C, BK]
+            b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:15
+            b_x169 = (b_x80.to(tl.float32) * b_xx) + (b_x84.to(tl.float32) * b_xx2)  # [C, BK] kda.rec:16
+            b_x185 = (b_xx7 * b_x155) + (b_xx8 * b_x157)  # [C, BK] kda.rec:16
+            b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
+            b_x30 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
+            b_x34 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
+            b_x35 = b_k2 * b_decay_8  # [C, BK]
+            b_x37 = (b_x35 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx3 = tl.dot(b_x34, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x39 = b_x28 + (b_decay_8 * b_xx3)  # [C, BK] kda.rec:16
+            b_x89 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
+            b_xx9 = tl.dot(tl.trans(b_x34), b_x89, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x91 = b_x86 + (b_decay_8 * b_xx9)  # [C, BK] kda.rec:16
+            b_x113 = tl.where(b_level == 8 + i_z, b_dYU, 0.0)  # [C, C]
+            b_xx15 = tl.dot(b_x113, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x115 = b_x112 + (b_decay_8 * b_xx15)  # [C, BK] kda.rec:15
+            b_x133 = b_x35.to(ED)  # [C, BK]
+            b_xx21 = tl.dot(tl.trans(b_x113), b_x133, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x135 = b_x131 + (b_decay_8 * b_xx21)  # [C, BK] kda.rec:15
+            b_x159 = b_x37.to(tl.float32)  # [C, BK]
+            b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:15
+            b_x172 = b_x169 + (b_x89.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:16
+            b_x187 = b_x185 + (b_xx9 * b_x159)  # [C, BK] kda.rec:16
+            b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
+            b_x41 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_4 = tl.exp(tl.minimum((b_x40[:, None] * (b_G2 - b_x41)), 0.0))  # [C, BK]
+            b_x45 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
+            b_x46 = b_k2 * b_decay_4  # [C, BK]
+            b_x48 = (b_x46 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx4 = tl.dot(b_x45, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x50 = b_x39 + (b_decay_4 * b_xx4)  # [C, BK] kda.rec:16
+            b_x94 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
+            b_xx10 = tl.dot(tl.trans(b_x45), b_x94, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x96 = b_x91 + (b_decay_4 * b_xx10)  # [C, BK] kda.rec:16
+            b_x116 = tl.where(b_level == 4 + i_z, b_dYU, 0.0)  # [C, C]
+            b_xx16 = tl.dot(b_x116, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x118 = b_x115 + (b_decay_4 * b_xx16)  # [C, BK] kda.rec:15
+            b_x137 = b_x46.to(ED)  # [C, BK]
+            b_xx22 = tl.dot(tl.trans(b_x116), b_x137, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x139 = b_x135 + (b_decay_4 * b_xx22)  # [C, BK] kda.rec:15
+            b_x161 = b_x48.to(tl.float32)  # [C, BK]
+            b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:15
+            b_x175 = b_x172 + (b_x94.to(tl.float32) * b_xx4)  # [C, BK] kda.rec:16
+            b_x189 = b_x187 + (b_xx10 * b_x161)  # [C, BK] kda.rec:16
+            b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
+            b_x52 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_2 = tl.exp(tl.minimum((b_x51[:, None] * (b_G2 - b_x52)), 0.0))  # [C, BK]
+            b_x56 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
+            b_x57 = b_k2 * b_decay_2  # [C, BK]
+            b_x59 = (b_x57 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx5 = tl.dot(b_x56, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x61 = b_x50 + (b_decay_2 * b_xx5)  # [C, BK] kda.rec:16
+            b_x99 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
+            b_xx11 = tl.dot(tl.trans(b_x56), b_x99, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x101 = b_x96 + (b_decay_2 * b_xx11)  # [C, BK] kda.rec:16
+            b_x119 = tl.where(b_level == 2 + i_z, b_dYU, 0.0)  # [C, C]
+            b_xx17 = tl.dot(b_x119, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x121 = b_x118 + (b_decay_2 * b_xx17)  # [C, BK] kda.rec:15
+            b_x141 = b_x57.to(ED)  # [C, BK]
+            b_xx23 = tl.dot(tl.trans(b_x119), b_x141, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x143 = b_x139 + (b_decay_2 * b_xx23)  # [C, BK] kda.rec:15
+            b_x163 = b_x59.to(tl.float32)  # [C, BK]
+            b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:15
+            b_x178 = b_x175 + (b_x99.to(tl.float32) * b_xx5)  # [C, BK] kda.rec:16
+            b_x191 = b_x189 + (b_xx11 * b_x163)  # [C, BK] kda.rec:16
+            b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
+            b_x63 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] kda.rec:15
+            b_decay_1 = tl.exp(tl.minimum((b_x62[:, None] * (b_G2 - b_x63)), 0.0))  # [C, BK]
+            b_x67 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
+            b_x68 = b_k2 * b_decay_1  # [C, BK]
+            b_x70 = (b_x68 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx6 = tl.dot(b_x67, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_k2 * b_x4[:, None]) + (b_decay_in * b_x6)) + (scale * (b_x61 + (b_decay_1 * b_xx6))))
+                .to(dq.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] kda.rec:16
+            b_x104 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
+            b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
+            b_dk3 = (((b_decay_out * b_x74) + (b_q2 * b_x4[:, None])) - (b_decay_in * b_dYx2)) + (
+                b_x106 * b_x3[:, None]
+            )  # [C, BK] kda.rec:15
+            b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
+            b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:15
+            b_x145 = b_x68.to(ED)  # [C, BK]
+            b_xx24 = tl.dot(tl.trans(b_x122), b_x145, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x147 = b_x143 + (b_decay_1 * b_xx24)  # [C, BK]
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] kda.rec:15
+            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x74)), False, True)  # [C, BK] kda.rec:15
+            b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
+            b_x192 = b_x70.to(tl.float32)  # [C, BK]
+            b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
+            b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:15
+            b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
+            dg.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                .to(dg.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] kda.rec:15
+            b_sum_x5 += tl.sum((b_k2 * b_x106), 1)  # [C] kda.rec:16
+            b_sum_x6 += tl.sum((b_k2 * b_x147), 1)  # [C] kda.rec:15
+        b_sum_x4 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
+        b_dbeta = b_sum_x3 + (scale * ((b_sum_x4 * b_x) + b_sum_x5))  # [C] kda.rec:15
+        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_dbeta + (-b_sum_x6)), mask=m_t)  # [C] kda.rec:15
 
 
 @triton.jit
@@ -1323,8 +1393,8 @@ def recurrent_backward_kernel(
             b_x20 = b_x12 + (b_k[None, :] * (-b_dv)[:, None])  # [BV, BK]
             b_sum_x6 = tl.sum((b_state2 * b_x20), 0)  # [BK] kda.rec:12
             tl.store(dg + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_x * b_sum_x6), mask=o_k < K)  # [BK] kda.rec:12
-            b_sum_x7 = tl.sum((b_v * b_sum_x4), 0)  # kda.rec:15
-            b_sum_x8 = tl.sum((b_sum_x * b_sum_x4), 0)  # kda.rec:15
+            b_sum_x7 = tl.sum((b_v * b_sum_x4)[None, :])  # kda.rec:15
+            b_sum_x8 = tl.sum((b_sum_x * b_sum_x4)[None, :])  # kda.rec:15
             tl.store(dbeta + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_sum_x7 - b_sum_x8))  # kda.rec:15
             b_D = b_x[None, :] * b_x20  # [BV, BK] kda.rec:12
         tl.debug_barrier()

@@ -28,6 +28,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -42,17 +43,17 @@ ARGUMENTS = (
     Argument("beta", "t", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 12, True),
-    "scan": Facts("forward", 3, 1, 2, 0, 5, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False),
-    "states": Facts("forward", 2, 1, 1, 0, 3, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 5, False),
-    "products": Facts("parallel", 0, 3, 0, 2, 5, False),
-    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True),
-    "gradient_steep": Facts("parallel", 20, 0, 2, 0, 24, True),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True, False),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 12, True, False),
+    "scan": Facts("forward", 3, 1, 2, 0, 5, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False),
+    "states": Facts("forward", 2, 1, 1, 0, 3, False, True),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True),
+    "products": Facts("parallel", 0, 3, 0, 2, 5, False, False),
+    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True, False),
+    "gradient_steep": Facts("parallel", 20, 0, 2, 0, 24, True, False),
 }
 
 
@@ -172,6 +173,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -249,7 +251,7 @@ class _Chunk(torch.autograd.Function):
             tiles(score_q_w, C, C),
             decay_all,
             tiles(k_decay_out, C, at.BK),
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
@@ -303,8 +305,8 @@ class _Chunk(torch.autograd.Function):
             tiles(inverse, C, C),
             decay_all,
             tiles(k_decay_out, C, at.BK),
-            tiles(states, at.BV, at.BK),
-            tiles(U, C, at.BV),
+            states if at.direct else tiles(states, at.BV, at.BK),
+            U if at.direct else tiles(U, C, at.BV),
             initial_state,
         )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
@@ -319,8 +321,8 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(k_decay_out, C, at.BK),
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
-            token_tiles(dv, C, at.BV),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
+            dv if at.direct else token_tiles(dv, C, at.BV),
             d_final_state,
             d_initial_state,
             scale,
@@ -332,10 +334,10 @@ class _Chunk(torch.autograd.Function):
         at = configure("products", shape)
         at(
             tiles(states, at.BV, at.BK),
-            tiles(U, C, at.BV),
-            token_tiles(do, C, at.BV),
+            U,
+            do,
             tiles(d_states, at.BV, at.BK),
-            token_tiles(dv, C, at.BV),
+            dv,
             tiles(U_dstate, C, at.BK),
             ddecay_all,
             tiles(do_state, C, at.BK),
@@ -343,6 +345,8 @@ class _Chunk(torch.autograd.Function):
             tiles(do_U, C, C),
             tiles(dY_U, C, C),
             diagonal_do_U,
+            *token_steps(do),
+            *token_steps(dv),
         )
         dq = new_tiles((B, T, H, K), q.dtype, device)
         dk = new_tiles((B, T, H, K), k.dtype, device)
@@ -358,10 +362,10 @@ class _Chunk(torch.autograd.Function):
             sum_k_q,
             tiles(U_dstate, C, at.BK),
             ddecay_all,
-            tiles(do_U, C, C),
+            do_U,
             diagonal_do_U,
             tiles(do_state, C, at.BK),
-            tiles(dY_U, C, C),
+            dY_U,
             tiles(dY_state, C, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
@@ -380,10 +384,10 @@ class _Chunk(torch.autograd.Function):
             sum_k_q,
             tiles(U_dstate, C, at.BK),
             ddecay_all,
-            tiles(do_U, C, C),
+            do_U,
             diagonal_do_U,
             tiles(do_state, C, at.BK),
-            tiles(dY_U, C, C),
+            dY_U,
             tiles(dY_state, C, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),

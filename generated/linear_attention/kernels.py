@@ -11,6 +11,34 @@ import triton.language as tl
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def chunk_scan_kernel(
     v,
     q,
@@ -29,6 +57,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -50,6 +79,8 @@ def chunk_scan_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
+        i_row = i_b.to(tl.int64) * T + i_t * C
+        m_t = i_t * C + o_t < T
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_q2 = tl.trans(b_q)  # [BK, C]
@@ -62,9 +93,12 @@ def chunk_scan_kernel(
                 (o_t[None, :] >= o_t[:, None]), (scale * tl.dot(b_k, b_q2, input_precision=PRECISION)), 0.0
             ).to(ED)
         b_o = tl.dot(b_v2, b_P_op, (scale * b_qx), input_precision=PRECISION)  # [BV, C] linear_attention.rec:11
-        o.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o.to(o.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] linear_attention.rec:11
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] linear_attention.rec:11
         b_S1 = tl.dot(b_v2, b_k, b_S, input_precision=PRECISION)  # [BV, BK] linear_attention.rec:10
         b_S = b_S1  # [BV, BK] linear_attention.rec:10
     if final_state is not None:
@@ -90,6 +124,7 @@ def chunk_states_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -110,7 +145,10 @@ def chunk_states_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] linear_attention.rec:10
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_S1 = tl.dot(tl.trans(b_v), b_k, b_S, input_precision=PRECISION)  # [BV, BK] linear_attention.rec:10
@@ -134,6 +172,7 @@ def chunk_reverse_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -154,9 +193,12 @@ def chunk_reverse_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] linear_attention.rec:10
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] linear_attention.rec:10
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] linear_attention.rec:10
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_doq = tl.dot(tl.trans(b_do), b_q, input_precision=PRECISION)  # [BV, BK] linear_attention.rec:11
@@ -169,7 +211,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "v_step_b", "v_step_t", "v_step_h"])
 def chunk_gradient_kernel(
     states,
     v,
@@ -180,11 +222,18 @@ def chunk_gradient_kernel(
     dq,
     dk,
     dv,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    v_step_b,
+    v_step_t,
+    v_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -199,20 +248,25 @@ def chunk_gradient_kernel(
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
     o_t = tl.arange(0, C)
+    o_v = tl.arange(0, BV)
     b_qk = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_qk = tl.dot(b_k2, tl.trans(b_q2), b_qk, input_precision=PRECISION)  # [C, C] linear_attention.rec:11
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] linear_attention.rec:10
-    b_v = v.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] linear_attention.rec:10
+    b_do = load_tokens(
+        do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] linear_attention.rec:10
+    b_v = load_tokens(
+        v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] linear_attention.rec:10
     b_dP = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] linear_attention.rec:11
     b_x5 = (scale * tl.where((o_t[:, None] >= o_t[None, :]), b_dP, 0.0)).to(ED)  # [C, C]
     b_dP2 = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)  # [C, C] linear_attention.rec:11
     b_x8 = (scale * tl.where((o_t[None, :] >= o_t[:, None]), b_dP2, 0.0)).to(ED)  # [C, C]
     b_P2 = tl.where((o_t[None, :] >= o_t[:, None]), (scale * b_qk), 0.0).to(ED)  # [C, C]
     b_kx = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] linear_attention.rec:11
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11

@@ -28,6 +28,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -40,10 +41,10 @@ ARGUMENTS = (
     Argument("v", "tv", True),
 )
 FACTS = {
-    "scan": Facts("forward", 2, 1, 0, 0, 4, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
-    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False),
+    "scan": Facts("forward", 2, 1, 0, 0, 4, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
+    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False, False),
 }
 
 
@@ -154,6 +155,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -186,7 +188,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(v, C, at.BV),
             token_tiles(q, C, at.BK),
             token_tiles(k, C, at.BK),
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
@@ -213,13 +215,18 @@ class _Chunk(torch.autograd.Function):
         )
         states = new_tiles((B * H * N, V, K), dtype, device)
         at = configure("states", shape, initial_state is None)
-        at(token_tiles(v, C, at.BV), token_tiles(k, C, at.BK), tiles(states, at.BV, at.BK), initial_state)
+        at(
+            token_tiles(v, C, at.BV),
+            token_tiles(k, C, at.BK),
+            states if at.direct else tiles(states, at.BV, at.BK),
+            initial_state,
+        )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             token_tiles(q, C, at.BK),
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
             d_final_state,
             d_initial_state,
             scale,
@@ -230,14 +237,16 @@ class _Chunk(torch.autograd.Function):
         at = configure("gradient", shape)
         at(
             tiles(states, at.BV, at.BK),
-            token_tiles(v, C, at.BV),
+            v,
             token_tiles(q, C, at.BK),
             token_tiles(k, C, at.BK),
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
             token_tiles(dv, C, at.BV),
+            *token_steps(do),
+            *token_steps(v),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

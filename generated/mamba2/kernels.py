@@ -27,6 +27,34 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def log_decay_floor(g):
     """A log decay, no lower than what fp32 can tell from nothing."""
     return tl.maximum(g, -87.0)
@@ -73,7 +101,7 @@ def chunk_prepare_kernel(
     tl.store(D_ + i_c * C + o_t, b_D)  # [C] mamba2.rec:16
     b_R = chunk_sum(log_decay_resets(b_x6), False, False)  # [C] mamba2.rec:16
     tl.store(R + i_c * C + o_t, b_R)  # [C] mamba2.rec:16
-    b_sum_x = tl.sum(b_x7, 0)  # mamba2.rec:16
+    b_sum_x = tl.sum(b_x7[None, :])  # mamba2.rec:16
     tl.store(decay_all + i_c, tl.exp(b_sum_x))  # mamba2.rec:16
     b_sum_x2 = chunk_sum(b_x7, True, True)  # [C] mamba2.rec:15
     tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] mamba2.rec:15
@@ -105,6 +133,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -163,7 +192,12 @@ def chunk_scan_kernel(
         b_o2 = tl.dot(
             b_v2, b_x_op, ((b_decay_in[None, :] * b_qx) + (b_v3 * b_D)), input_precision=PRECISION
         )  # [BV, C] mamba2.rec:16
-        o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2.to(o.dtype)).reshape(1, 1, C, BV))  # [C, BV] mamba2.rec:16
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] mamba2.rec:16
         b_S1 = tl.dot(
             (b_decay_out[None, :] * (b_v3 * b_x4[None, :])).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
         )  # [BV, BK] mamba2.rec:15
@@ -196,6 +230,7 @@ def chunk_states_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -224,7 +259,10 @@ def chunk_states_kernel(
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
         b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] mamba2.rec:15
         b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] mamba2.rec:15
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_S1 = tl.dot(
@@ -255,6 +293,7 @@ def chunk_reverse_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -279,9 +318,12 @@ def chunk_reverse_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
         b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] mamba2.rec:15
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] mamba2.rec:15
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_dS0 = tl.dot(
@@ -299,7 +341,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "v_step_b", "v_step_t", "v_step_h"])
 def chunk_gradient_kernel(
     states,
     v,
@@ -323,10 +365,17 @@ def chunk_gradient_kernel(
     dA_log,
     ddt_bias,
     dD,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    v_step_b,
+    v_step_t,
+    v_step_h,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -344,15 +393,15 @@ def chunk_gradient_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] mamba2.rec:15
-    b_v = v.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] mamba2.rec:15
+    o_v = tl.arange(0, BV)
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] mamba2.rec:15
+    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] mamba2.rec:15
     b_do3 = b_do.to(tl.float32)  # [C, BV]
-    b_sum_x6 = tl.sum(tl.where(m_t[:, None], (b_v.to(tl.float32) * b_do3), 0.0), 0)  # [BV] mamba2.rec:16
-    b_dD2 = tl.sum(b_sum_x6, 0)  # mamba2.rec:16
+    b_dD2 = tl.sum(tl.where(m_t[:, None], (b_v.to(tl.float32) * b_do3), 0.0))  # mamba2.rec:16
     tl.store(dD + i_c, b_dD2)  # mamba2.rec:16
     b_qk = tl.zeros((C, C), tl.float32)
     b_qk2 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_qk = tl.dot(b_k2, tl.trans(b_q2), b_qk, input_precision=PRECISION)  # [C, C] mamba2.rec:16
@@ -395,7 +444,7 @@ def chunk_gradient_kernel(
     b_sum_x2 = tl.zeros((C,), tl.float32)
     b_ddecay_all = 0.0
     b_ddecay_in = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
@@ -413,8 +462,7 @@ def chunk_gradient_kernel(
         b_k3 = b_k.to(tl.float32)  # [C, BK]
         b_sum_x += tl.sum((b_k3 * b_vx), 1)  # [C] mamba2.rec:15
         b_sum_x2 += tl.sum((b_k3 * b_xq), 1)  # [C] mamba2.rec:16
-        b_sum_x4 = tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)), 0)  # [BK] mamba2.rec:16
-        b_ddecay_all += tl.sum(b_sum_x4, 0)  # mamba2.rec:16
+        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # mamba2.rec:16
         b_ddecay_in += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] mamba2.rec:16
     b_D2 = tl.load(D + i_h).to(tl.float32)  # mamba2.rec:16
     dv.store(
@@ -427,9 +475,9 @@ def chunk_gradient_kernel(
     b_x41 = tl.where(m_t[:], (b_x32 + (b_x31 * ((b_sum_x3 + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0)  # [C]
     b_ddt = (((b_decay_out * b_sum_x) + b_sum_x2) - (b_x22 * b_x41)) * tl.sigmoid(b_x2)  # [C]
     tl.store(ddt + (i_row + o_t) * H + i_h, b_ddt, mask=m_t)  # [C] mamba2.rec:15
-    b_sum_x5 = tl.sum(tl.where(m_t[:], (-(b_x3 * b_x41)), 0.0), 0)  # mamba2.rec:15
-    tl.store(dA_log + i_c, (b_x22 * b_sum_x5))  # mamba2.rec:15
-    b_ddt_bias = tl.sum(tl.where(m_t[:], b_ddt, 0.0), 0)  # mamba2.rec:15
+    b_sum_x4 = tl.sum(tl.where(m_t[:], (-(b_x3 * b_x41)), 0.0)[None, :])  # mamba2.rec:15
+    tl.store(dA_log + i_c, (b_x22 * b_sum_x4))  # mamba2.rec:15
+    b_ddt_bias = tl.sum(tl.where(m_t[:], b_ddt, 0.0)[None, :])  # mamba2.rec:15
     tl.store(ddt_bias + i_c, b_ddt_bias)  # mamba2.rec:15
 
 
@@ -603,15 +651,15 @@ def recurrent_backward_kernel(
             )  # [BK] mamba2.rec:15
             b_sum_x2 = tl.sum((b_k[None, :] * b_x12), 1)  # [BV] mamba2.rec:15
             tl.store(dv + (i_x) * V + o_v, ((h_D * b_do) + (b_x2 * b_sum_x2)), mask=o_v < V)  # [BV] mamba2.rec:15
-            b_sum_x3 = tl.sum((b_v * b_sum_x2), 0)  # mamba2.rec:15
+            b_sum_x3 = tl.sum((b_v * b_sum_x2)[None, :])  # mamba2.rec:15
             b_sum_x4 = tl.sum((b_state2 * b_x12), 0)  # [BK] mamba2.rec:15
-            b_sum_x5 = tl.sum(b_sum_x4, 0)  # mamba2.rec:15
+            b_sum_x5 = tl.sum(b_sum_x4[None, :])  # mamba2.rec:15
             b_x19 = b_x5 * b_sum_x5
             b_ddt = (b_sum_x3 - (h_x * b_x19)) * tl.sigmoid(b_x)
             tl.store(ddt + (i_v.to(tl.int64) * M * T + i_x) * 1, b_ddt)  # mamba2.rec:15
             b_dA_log_all += -(h_x * (b_x2 * b_x19))  # mamba2.rec:15
             b_ddt_bias_all += b_ddt  # mamba2.rec:15
-            b_dD = tl.sum((b_v * b_do), 0)  # mamba2.rec:16
+            b_dD = tl.sum((b_v * b_do)[None, :])  # mamba2.rec:16
             b_dD_all += b_dD  # mamba2.rec:16
             b_D = b_x5 * b_x12  # [BV, BK] mamba2.rec:15
         tl.debug_barrier()

@@ -27,6 +27,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -43,11 +44,11 @@ ARGUMENTS = (
     Argument("D", "", False),
 )
 FACTS = {
-    "prepare": Facts("parallel", 0, 0, 0, 0, 0, False),
-    "scan": Facts("forward", 2, 1, 0, 0, 4, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
-    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False),
+    "prepare": Facts("parallel", 0, 0, 0, 0, 0, False, False),
+    "scan": Facts("forward", 2, 1, 0, 0, 4, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
+    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False, False),
 }
 
 
@@ -171,6 +172,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -223,7 +225,7 @@ class _Chunk(torch.autograd.Function):
             D,
             decay_all,
             decay_out,
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
         )
@@ -256,7 +258,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(k, C, at.BK),
             decay_all,
             decay_out,
-            tiles(states, at.BV, at.BK),
+            states if at.direct else tiles(states, at.BV, at.BK),
             initial_state,
         )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
@@ -266,7 +268,7 @@ class _Chunk(torch.autograd.Function):
             decay_in,
             decay_all,
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
             d_final_state,
             d_initial_state,
         )
@@ -280,7 +282,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("gradient", shape)
         at(
             tiles(states, at.BV, at.BK),
-            token_tiles(v, C, at.BV),
+            v,
             token_tiles(q, C, at.BK),
             A_log,
             dt,
@@ -292,7 +294,7 @@ class _Chunk(torch.autograd.Function):
             D,
             decay_all,
             decay_out,
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
@@ -301,6 +303,8 @@ class _Chunk(torch.autograd.Function):
             dA_log,
             ddt_bias,
             dD,
+            *token_steps(do),
+            *token_steps(v),
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)
         return (

@@ -27,6 +27,34 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def log_decay_floor(g):
     """A log decay, no lower than what fp32 can tell from nothing."""
     return tl.maximum(g, -87.0)
@@ -65,7 +93,7 @@ def chunk_prepare_kernel(
     tl.store(D + i_c * C + o_t, b_D)  # [C] retention.rec:13
     b_R = chunk_sum(log_decay_resets(b_x3), False, False)  # [C] retention.rec:13
     tl.store(R + i_c * C + o_t, b_R)  # [C] retention.rec:13
-    b_sum_x = tl.sum(b_x4, 0)  # retention.rec:13
+    b_sum_x = tl.sum(b_x4[None, :])  # retention.rec:13
     tl.store(decay_all + i_c, tl.exp(b_sum_x))  # retention.rec:13
     b_sum_x2 = chunk_sum(b_x4, True, True)  # [C] retention.rec:12
     tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] retention.rec:12
@@ -95,6 +123,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -117,6 +146,8 @@ def chunk_scan_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
+        i_row = i_b.to(tl.int64) * T + i_t * C
+        m_t = i_t * C + o_t < T
         b_x = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
         b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:13
         b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:13
@@ -144,9 +175,12 @@ def chunk_scan_kernel(
                 )
             ).to(ED)
         b_o = tl.dot(b_v2, b_x_op, (b_qx * b_x[None, :]), input_precision=PRECISION)  # [BV, C] retention.rec:13
-        o.store(
-            [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o.to(o.dtype)).reshape(1, 1, C, BV)
-        )  # [C, BV] retention.rec:13
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] retention.rec:13
         b_S1 = tl.dot(
             (b_v2.to(tl.float32) * b_decay_out[None, :]).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
         )  # [BV, BK] retention.rec:12
@@ -195,6 +229,7 @@ def chunk_states_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -219,7 +254,10 @@ def chunk_states_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
         b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] retention.rec:12
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_S1 = tl.dot(
@@ -251,6 +289,7 @@ def chunk_reverse_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -275,9 +314,12 @@ def chunk_reverse_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
         b_decay_in = tl.load(decay_in_ + i_c * C + o_t)  # [C] retention.rec:13
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] retention.rec:12
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] retention.rec:12
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] retention.rec:12
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_dS0 = tl.dot(
@@ -295,7 +337,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "v_step_b", "v_step_t", "v_step_h"])
 def chunk_gradient_kernel(
     states,
     v,
@@ -313,11 +355,18 @@ def chunk_gradient_kernel(
     dk,
     dv,
     dlog_gamma,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    v_step_b,
+    v_step_t,
+    v_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -334,16 +383,19 @@ def chunk_gradient_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
+    o_v = tl.arange(0, BV)
     b_qk = tl.zeros((C, C), tl.float32)
     b_qk2 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_qk = tl.dot(b_k2, tl.trans(b_q2), b_qk, input_precision=PRECISION)  # [C, C] retention.rec:13
         b_qk2 = tl.dot(b_q2, tl.trans(b_k2), b_qk2, input_precision=PRECISION)  # [C, C] retention.rec:13
     b_decay_in = tl.load(decay_in_ + i_c * C + o_t)  # [C] retention.rec:13
     b_x2 = scale * b_decay_in  # [C]
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] retention.rec:12
+    b_do = load_tokens(
+        do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
+    )  # [C, BV] retention.rec:12
     b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:13
     b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:13
     b_decay = tl.exp(
@@ -351,7 +403,7 @@ def chunk_gradient_kernel(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
         )
     )  # [C, C] retention.rec:13
-    b_v = v.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] retention.rec:12
+    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] retention.rec:12
     b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] retention.rec:13
     b_x6 = (scale * (b_decay * b_dov)).to(ED)  # [C, C]
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
@@ -373,8 +425,8 @@ def chunk_gradient_kernel(
     b_kx = tl.zeros((C, BV), tl.float32)
     b_ddecay_out = tl.zeros((C,), tl.float32)
     b_ddecay_all = 0.0
-    b_sum_x3 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    b_sum_x2 = tl.zeros((C,), tl.float32)
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] retention.rec:13
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
@@ -387,21 +439,19 @@ def chunk_gradient_kernel(
         dk.store([i_b, i_h, i_t * C, i_k * BK], b_dk.to(dk.dtype).reshape(1, 1, C, BK))  # [C, BK] retention.rec:13
         b_kx = tl.dot(b_k, tl.trans(b_dstate), b_kx, input_precision=PRECISION)  # [C, BV] retention.rec:12
         b_ddecay_out += tl.sum((b_k.to(tl.float32) * b_vx), 1)  # [C] retention.rec:12
-        b_sum_x2 = tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)), 0)  # [BK] retention.rec:13
-        b_ddecay_all += tl.sum(b_sum_x2, 0)  # retention.rec:13
-        b_sum_x3 += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] retention.rec:13
+        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # retention.rec:13
+        b_sum_x2 += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] retention.rec:13
     b_dv = tl.dot(b_x14, b_do, (b_decay_out[:, None] * b_kx), input_precision=PRECISION)  # [C, BV] retention.rec:11
     dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] retention.rec:11
     b_sum_x = chunk_sum((b_decay_out * b_ddecay_out), False, True)  # [C] retention.rec:12
     b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-    b_sum_dG = chunk_sum((b_decay_in * (scale * b_sum_x3)), True, False)  # [C] retention.rec:11
+    b_sum_dG = chunk_sum((b_decay_in * (scale * b_sum_x2)), True, False)  # [C] retention.rec:11
     b_dlog_gamma = tl.sum(
         tl.where(
             m_t[:],
             tl.where(m_t[:], (b_x23 + (b_x22 * ((b_sum_x + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0),
             0.0,
-        ),
-        0,
+        )[None, :]
     )  # retention.rec:11
     tl.store(dlog_gamma + i_c, b_dlog_gamma)  # retention.rec:11
 
@@ -557,7 +607,7 @@ def recurrent_backward_kernel(
             b_dv = tl.sum((b_k[None, :] * b_x7), 1)  # [BV] retention.rec:12
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] retention.rec:12
             b_sum_x2 = tl.sum((b_state2 * b_x7), 0)  # [BK] retention.rec:11
-            b_sum_x3 = tl.sum(b_sum_x2, 0)  # retention.rec:11
+            b_sum_x3 = tl.sum(b_sum_x2[None, :])  # retention.rec:11
             b_dlog_gamma_all += h_x2 * b_sum_x3  # retention.rec:11
             b_D = h_x2 * b_x7  # [BV, BK] retention.rec:11
         tl.debug_barrier()

@@ -28,6 +28,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -41,12 +42,12 @@ ARGUMENTS = (
     Argument("log_gamma", "", False),
 )
 FACTS = {
-    "prepare": Facts("parallel", 0, 0, 0, 0, 0, False),
-    "scan": Facts("forward", 2, 1, 0, 0, 4, False),
-    "prepare_backward": Facts("parallel", 0, 0, 0, 0, 0, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
-    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False),
+    "prepare": Facts("parallel", 0, 0, 0, 0, 0, False, False),
+    "scan": Facts("forward", 2, 1, 0, 0, 4, False, False),
+    "prepare_backward": Facts("parallel", 0, 0, 0, 0, 0, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
+    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False, False),
 }
 
 
@@ -161,6 +162,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -204,7 +206,7 @@ class _Chunk(torch.autograd.Function):
             R,
             decay_all,
             decay_out,
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
@@ -239,7 +241,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(k, C, at.BK),
             decay_all,
             decay_out,
-            tiles(states, at.BV, at.BK),
+            states if at.direct else tiles(states, at.BV, at.BK),
             initial_state,
         )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
@@ -249,7 +251,7 @@ class _Chunk(torch.autograd.Function):
             decay_in_,
             decay_all,
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
             d_final_state,
             d_initial_state,
             scale,
@@ -261,7 +263,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("gradient", shape)
         at(
             tiles(states, at.BV, at.BK),
-            token_tiles(v, C, at.BV),
+            v,
             token_tiles(q, C, at.BK),
             log_gamma,
             decay_in_,
@@ -270,12 +272,14 @@ class _Chunk(torch.autograd.Function):
             R,
             decay_all,
             decay_out,
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
             token_tiles(dv, C, at.BV),
             dlog_gamma,
+            *token_steps(do),
+            *token_steps(v),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

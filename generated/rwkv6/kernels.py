@@ -37,6 +37,42 @@ def level_of(t, s):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
     WIDTH apart."""
@@ -102,7 +138,7 @@ def chunk_gates_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_G = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, False)  # [C, BK] rwkv6.rec:13
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] rwkv6.rec:13
@@ -141,46 +177,45 @@ def chunk_prepare_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_xx = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
-        r_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv6.rec:12
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_xx = tl.dot(
-            (b_r2 * tl.exp((b_G_before - b_G_row[None, :]))).to(ED),
-            tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED)),
-            b_xx,
-            input_precision=PRECISION,
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_xx = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
+            r_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv6.rec:12
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_xx = tl.dot(
+                (b_r2 * tl.exp((b_G_before - b_G_row[None, :]))).to(ED),
+                tl.trans((b_k2 * tl.exp((b_G_row[None, :] - b_G2))).to(ED)),
+                b_xx,
+                input_precision=PRECISION,
+            )  # [C, C] rwkv6.rec:12
+            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+            b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv6.rec:12
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv6.rec:12
+            b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+            w_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv6.rec:13
+        score_q_w.store(
+            [i_bh, i_t * C, 0], tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_q_w.dtype).reshape(1, C, C)
         )  # [C, C] rwkv6.rec:12
-        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-        b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:12
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv6.rec:12
-        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
-        w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv6.rec:13
-    score_q_w.store(
-        [i_bh, i_t * C, 0], tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_q_w.dtype).reshape(1, C, C)
-    )  # [C, C] rwkv6.rec:12
-    tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
+        tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
 
 
 @triton.jit
@@ -217,134 +252,133 @@ def chunk_prepare_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
-    b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
-    b_x24 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x31 = side_of_middle(o_t, 8, True, False)  # [C]
-    b_x38 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x45 = side_of_middle(o_t, 4, True, False)  # [C]
-    b_x52 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x59 = side_of_middle(o_t, 2, True, False)  # [C]
-    b_x66 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x73 = side_of_middle(o_t, 1, True, False)  # [C]
-    b_x80 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_score_q_w = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
-        r_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv6.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-        b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:12
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv6.rec:12
-        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
-        w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv6.rec:13
-        b_x4 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_score_q_w += tl.where(
-            b_level == 32 + i_z,
-            tl.dot(
-                (b_r2 * tl.exp(tl.minimum((b_x3[:, None] * (b_G_before - b_x4)), 0.0))).to(ED),
-                tl.trans((b_k2 * tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x4)), 0.0))).to(ED)),
-                input_precision=PRECISION,
-            ),
-            0.0,
-        )  # [C, C] rwkv6.rec:12
-        b_x18 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_score_q_w += tl.where(
-            b_level == 16 + i_z,
-            tl.dot(
-                (b_r2 * tl.exp(tl.minimum((b_x17[:, None] * (b_G_before - b_x18)), 0.0))).to(ED),
-                tl.trans((b_k2 * tl.exp(tl.minimum((b_x24[:, None] * (b_G2 - b_x18)), 0.0))).to(ED)),
-                input_precision=PRECISION,
-            ),
-            0.0,
-        )  # [C, C] rwkv6.rec:12
-        b_x32 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_score_q_w += tl.where(
-            b_level == 8 + i_z,
-            tl.dot(
-                (b_r2 * tl.exp(tl.minimum((b_x31[:, None] * (b_G_before - b_x32)), 0.0))).to(ED),
-                tl.trans((b_k2 * tl.exp(tl.minimum((b_x38[:, None] * (b_G2 - b_x32)), 0.0))).to(ED)),
-                input_precision=PRECISION,
-            ),
-            0.0,
-        )  # [C, C] rwkv6.rec:12
-        b_x46 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_score_q_w += tl.where(
-            b_level == 4 + i_z,
-            tl.dot(
-                (b_r2 * tl.exp(tl.minimum((b_x45[:, None] * (b_G_before - b_x46)), 0.0))).to(ED),
-                tl.trans((b_k2 * tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x46)), 0.0))).to(ED)),
-                input_precision=PRECISION,
-            ),
-            0.0,
-        )  # [C, C] rwkv6.rec:12
-        b_x60 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_score_q_w += tl.where(
-            b_level == 2 + i_z,
-            tl.dot(
-                (b_r2 * tl.exp(tl.minimum((b_x59[:, None] * (b_G_before - b_x60)), 0.0))).to(ED),
-                tl.trans((b_k2 * tl.exp(tl.minimum((b_x66[:, None] * (b_G2 - b_x60)), 0.0))).to(ED)),
-                input_precision=PRECISION,
-            ),
-            0.0,
-        )  # [C, C] rwkv6.rec:12
-        b_x74 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_score_q_w += tl.where(
-            b_level == 1 + i_z,
-            tl.dot(
-                (b_r2 * tl.exp(tl.minimum((b_x73[:, None] * (b_G_before - b_x74)), 0.0))).to(ED),
-                tl.trans((b_k2 * tl.exp(tl.minimum((b_x80[:, None] * (b_G2 - b_x74)), 0.0))).to(ED)),
-                input_precision=PRECISION,
-            ),
-            0.0,
-        )  # [C, C] rwkv6.rec:12
-    tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
-    score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
+        b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
+        b_x24 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x31 = side_of_middle(o_t, 8, True, False)  # [C]
+        b_x38 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x45 = side_of_middle(o_t, 4, True, False)  # [C]
+        b_x52 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x59 = side_of_middle(o_t, 2, True, False)  # [C]
+        b_x66 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x73 = side_of_middle(o_t, 1, True, False)  # [C]
+        b_x80 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_score_q_w = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
+            r_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+            b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv6.rec:12
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv6.rec:12
+            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+            w_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv6.rec:13
+            b_x4 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_score_q_w += tl.where(
+                b_level == 32 + i_z,
+                tl.dot(
+                    (b_r2 * tl.exp(tl.minimum((b_x3[:, None] * (b_G_before - b_x4)), 0.0))).to(ED),
+                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x4)), 0.0))).to(ED)),
+                    input_precision=PRECISION,
+                ),
+                0.0,
+            )  # [C, C] rwkv6.rec:12
+            b_x18 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_score_q_w += tl.where(
+                b_level == 16 + i_z,
+                tl.dot(
+                    (b_r2 * tl.exp(tl.minimum((b_x17[:, None] * (b_G_before - b_x18)), 0.0))).to(ED),
+                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x24[:, None] * (b_G2 - b_x18)), 0.0))).to(ED)),
+                    input_precision=PRECISION,
+                ),
+                0.0,
+            )  # [C, C] rwkv6.rec:12
+            b_x32 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_score_q_w += tl.where(
+                b_level == 8 + i_z,
+                tl.dot(
+                    (b_r2 * tl.exp(tl.minimum((b_x31[:, None] * (b_G_before - b_x32)), 0.0))).to(ED),
+                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x38[:, None] * (b_G2 - b_x32)), 0.0))).to(ED)),
+                    input_precision=PRECISION,
+                ),
+                0.0,
+            )  # [C, C] rwkv6.rec:12
+            b_x46 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_score_q_w += tl.where(
+                b_level == 4 + i_z,
+                tl.dot(
+                    (b_r2 * tl.exp(tl.minimum((b_x45[:, None] * (b_G_before - b_x46)), 0.0))).to(ED),
+                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x46)), 0.0))).to(ED)),
+                    input_precision=PRECISION,
+                ),
+                0.0,
+            )  # [C, C] rwkv6.rec:12
+            b_x60 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_score_q_w += tl.where(
+                b_level == 2 + i_z,
+                tl.dot(
+                    (b_r2 * tl.exp(tl.minimum((b_x59[:, None] * (b_G_before - b_x60)), 0.0))).to(ED),
+                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x66[:, None] * (b_G2 - b_x60)), 0.0))).to(ED)),
+                    input_precision=PRECISION,
+                ),
+                0.0,
+            )  # [C, C] rwkv6.rec:12
+            b_x74 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_score_q_w += tl.where(
+                b_level == 1 + i_z,
+                tl.dot(
+                    (b_r2 * tl.exp(tl.minimum((b_x73[:, None] * (b_G_before - b_x74)), 0.0))).to(ED),
+                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x80[:, None] * (b_G2 - b_x74)), 0.0))).to(ED)),
+                    input_precision=PRECISION,
+                ),
+                0.0,
+            )  # [C, C] rwkv6.rec:12
+        tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
+        score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
 
 
 @triton.jit
@@ -369,6 +403,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -391,6 +426,8 @@ def chunk_scan_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
+        i_row = i_b.to(tl.int64) * T + i_t * C
+        m_t = i_t * C + o_t < T
         b_x6 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
         b_x2 = r_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
@@ -399,12 +436,13 @@ def chunk_scan_kernel(
         b_v2 = tl.trans(b_v)  # [BV, C]
         b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
         b_xv = tl.dot(b_v2, tl.trans(b_score_q_w), input_precision=PRECISION)  # [BV, C] rwkv6.rec:12
-        o.store(
-            [i_b, i_h, i_t * C, i_v * BV],
-            tl.trans((((scale * b_xx) + (scale * b_xv)) + (b_v2.to(tl.float32) * b_x6[None, :])).to(o.dtype)).reshape(
-                1, 1, C, BV
-            ),
-        )  # [C, BV] rwkv6.rec:12
+        b_o2 = ((scale * b_xx) + (scale * b_xv)) + (b_v2.to(tl.float32) * b_x6[None, :])  # [BV, C]
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] rwkv6.rec:12
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_S1 = tl.dot(b_v2, b_w_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION)  # [BV, BK] rwkv6.rec:13
         b_S = b_S1  # [BV, BK] rwkv6.rec:13
@@ -426,7 +464,7 @@ def chunk_gates_backward_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_G = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, False)  # [C, BK] rwkv6.rec:13
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] rwkv6.rec:13
@@ -457,7 +495,7 @@ def chunk_prepare_backward_kernel(
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -493,6 +531,7 @@ def chunk_states_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -515,7 +554,10 @@ def chunk_states_kernel(
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_S1 = tl.dot(
@@ -542,6 +584,7 @@ def chunk_reverse_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -564,9 +607,12 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] rwkv6.rec:13
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] rwkv6.rec:13
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
         b_x3 = r_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_dox = tl.dot(tl.trans(b_do), b_x3, input_precision=PRECISION)  # [BV, BK] rwkv6.rec:12
@@ -579,7 +625,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "v_step_b", "v_step_t", "v_step_h"])
 def chunk_products_kernel(
     states,
     v,
@@ -590,10 +636,17 @@ def chunk_products_kernel(
     sum_v_do,
     do_state,
     do_v,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    v_step_b,
+    v_step_t,
+    v_step_h,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -609,13 +662,13 @@ def chunk_products_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
-    b_v = v.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
+    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv6.rec:13
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv6.rec:13
     b_sum_x = tl.sum((b_v.to(tl.float32) * b_do.to(tl.float32)), 1)  # [C] rwkv6.rec:12
     tl.store(sum_v_do + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
     b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] rwkv6.rec:12
     do_v.store([i_bh, i_t * C, 0], b_dov.to(do_v.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
         b_dw_out = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] rwkv6.rec:13
@@ -627,7 +680,7 @@ def chunk_products_kernel(
         do_state.store([i_bh, i_t * C, i_k * BK], b_dox.to(do_state.dtype).reshape(1, C, BK))  # [C, BK] rwkv6.rec:12
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
 def chunk_gradient_kernel(
     r,
     w,
@@ -649,11 +702,15 @@ def chunk_gradient_kernel(
     dw,
     du,
     G_rows,
+    do_step_b,
+    do_step_t,
+    do_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -672,92 +729,96 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
-    b_x2 = scale * b_sum_x  # [C]
-    b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
-    b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-    b_x18 = tl.trans(b_x7)  # [C, C]
-    b_xx3 = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_w2 = b_w.to(tl.float32)  # [C, BK]
-        b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:12
-        b_decay_read = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-        b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x7, b_x10, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_decay_in = tl.exp(b_G_before)  # [C, BK]
-        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_x13 = scale * b_dox.to(tl.float32)  # [C, BK]
-        dr.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x13))
-            .to(dr.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv6.rec:12
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:13
-        b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
-        b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
-        b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_x20 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None])) + (scale * (b_decay_write * b_xx2)))
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv6.rec:13
-        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
-        b_xx3 = tl.dot(
-            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
+        b_x2 = scale * b_sum_x  # [C]
+        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
+        b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
+        b_x18 = tl.trans(b_x7)  # [C, C]
+        b_xx3 = tl.zeros((C, BV), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_w2 = b_w.to(tl.float32)  # [C, BK]
+            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv6.rec:12
+            b_decay_read = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+            b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x7, b_x10, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_decay_in = tl.exp(b_G_before)  # [C, BK]
+            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_x13 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dr.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x13))
+                .to(dr.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv6.rec:12
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv6.rec:13
+            b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+            b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
+            b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_x20 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (
+                    ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None]))
+                    + (scale * (b_decay_write * b_xx2))
+                )
+                .to(dk.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv6.rec:13
+            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
+            b_xx3 = tl.dot(
+                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
+            )  # [C, BV] rwkv6.rec:13
+            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
+            b_sum_dG = chunk_sum(
+                (
+                    tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
+                    - (scale * (b_x10.to(tl.float32) * b_xx2))
+                ),
+                True,
+                False,
+            )  # [C, BK] rwkv6.rec:13
+            b_sum_x4 = chunk_sum(
+                ((scale * (b_x20.to(tl.float32) * b_xx)) + (b_decay_in * (b_r2 * b_x13))), True, True
+            )  # [C, BK] rwkv6.rec:13
+            dw.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_sum_x3 + b_sum_dG) + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv6.rec:12
+            b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
+            tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
+        b_x23 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+        b_do = load_tokens(
+            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
         )  # [C, BV] rwkv6.rec:13
-        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
-        b_sum_dG = chunk_sum(
-            (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                - (scale * (b_x10.to(tl.float32) * b_xx2))
-            ),
-            True,
-            False,
-        )  # [C, BK] rwkv6.rec:13
-        b_sum_x4 = chunk_sum(
-            ((scale * (b_x20.to(tl.float32) * b_xx)) + (b_decay_in * (b_r2 * b_x13))), True, True
-        )  # [C, BK] rwkv6.rec:13
-        dw.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_sum_x3 + b_sum_dG) + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv6.rec:12
-        b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
-        tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
-    b_x23 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
-    b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
-    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
-    dv.store(
-        [i_b, i_h, i_t * C, 0],
-        ((b_xx3 + (b_x23[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
-    )  # [C, BV] rwkv6.rec:12
+        b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
+        b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
+        dv.store(
+            [i_b, i_h, i_t * C, 0],
+            ((b_xx3 + (b_x23[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
+        )  # [C, BV] rwkv6.rec:12
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
 def chunk_gradient_steep_kernel(
     r,
     w,
@@ -779,11 +840,15 @@ def chunk_gradient_steep_kernel(
     dw,
     du,
     G_rows,
+    do_step_b,
+    do_step_t,
+    do_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -803,204 +868,205 @@ def chunk_gradient_steep_kernel(
     m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
-    b_x2 = scale * b_sum_x  # [C]
-    b_dov = do_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
-    b_x132 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
-    b_x8 = side_of_middle(o_t, 32, True, False)  # [C]
-    b_x14 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x21 = side_of_middle(o_t, 16, True, False)  # [C]
-    b_x27 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x35 = side_of_middle(o_t, 8, True, False)  # [C]
-    b_x41 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x49 = side_of_middle(o_t, 4, True, False)  # [C]
-    b_x55 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x63 = side_of_middle(o_t, 2, True, False)  # [C]
-    b_x69 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x77 = side_of_middle(o_t, 1, True, False)  # [C]
-    b_x83 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_xx13 = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_w2 = b_w.to(tl.float32)  # [C, BK]
-        b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
-        b_decay_in = tl.exp(b_G_before)  # [C, BK]
-        b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:13
-        b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
-        b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
-        b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
-        b_xx13 = tl.dot(
-            (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
+        b_x2 = scale * b_sum_x  # [C]
+        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
+        b_x132 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
+        b_x8 = side_of_middle(o_t, 32, True, False)  # [C]
+        b_x14 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x21 = side_of_middle(o_t, 16, True, False)  # [C]
+        b_x27 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x35 = side_of_middle(o_t, 8, True, False)  # [C]
+        b_x41 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x49 = side_of_middle(o_t, 4, True, False)  # [C]
+        b_x55 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x63 = side_of_middle(o_t, 2, True, False)  # [C]
+        b_x69 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x77 = side_of_middle(o_t, 1, True, False)  # [C]
+        b_x83 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_xx13 = tl.zeros((C, BV), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_w2 = b_w.to(tl.float32)  # [C, BK]
+            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
+            b_decay_in = tl.exp(b_G_before)  # [C, BK]
+            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv6.rec:13
+            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+            b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
+            b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
+            b_xx13 = tl.dot(
+                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
+            )  # [C, BV] rwkv6.rec:13
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
+            b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
+            tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
+            b_x9 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_read_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G_before - b_x9)), 0.0))  # [C, BK]
+            b_x13 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
+            b_write_32 = tl.exp(tl.minimum((b_x14[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
+            b_x19 = (b_k2 * b_write_32).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x13, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x97 = (b_r2 * b_read_32).to(ED)  # [C, BK]
+            b_xx7 = tl.dot(tl.trans(b_x13), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x133 = tl.where(b_level == 32 + i_z, b_x132, 0.0)  # [C, C]
+            b_xx14 = tl.dot(tl.trans(b_x133), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_xx20 = tl.dot(b_x133, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x22 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_read_16 = tl.exp(tl.minimum((b_x21[:, None] * (b_G_before - b_x22)), 0.0))  # [C, BK]
+            b_x26 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
+            b_write_16 = tl.exp(tl.minimum((b_x27[:, None] * (b_G2 - b_x22)), 0.0))  # [C, BK]
+            b_x32 = (b_k2 * b_write_16).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x26, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x34 = (b_read_32 * b_xx) + (b_read_16 * b_xx2)  # [C, BK] rwkv6.rec:12
+            b_x101 = (b_r2 * b_read_16).to(ED)  # [C, BK]
+            b_xx8 = tl.dot(tl.trans(b_x26), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x103 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
+            b_x137 = tl.where(b_level == 16 + i_z, b_x132, 0.0)  # [C, C]
+            b_xx15 = tl.dot(tl.trans(b_x137), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x140 = (b_x19.to(tl.float32) * b_xx14) + (b_x32.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
+            b_xx21 = tl.dot(b_x137, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x168 = (b_x97.to(tl.float32) * b_xx20) + (b_x101.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
+            b_x36 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_read_8 = tl.exp(tl.minimum((b_x35[:, None] * (b_G_before - b_x36)), 0.0))  # [C, BK]
+            b_x40 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
+            b_write_8 = tl.exp(tl.minimum((b_x41[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
+            b_x46 = (b_k2 * b_write_8).to(ED)  # [C, BK]
+            b_xx3 = tl.dot(b_x40, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x48 = b_x34 + (b_read_8 * b_xx3)  # [C, BK] rwkv6.rec:12
+            b_x106 = (b_r2 * b_read_8).to(ED)  # [C, BK]
+            b_xx9 = tl.dot(tl.trans(b_x40), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x108 = b_x103 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
+            b_x142 = tl.where(b_level == 8 + i_z, b_x132, 0.0)  # [C, C]
+            b_xx16 = tl.dot(tl.trans(b_x142), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x145 = b_x140 + (b_x46.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
+            b_xx22 = tl.dot(b_x142, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x171 = b_x168 + (b_x106.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
+            b_x50 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_read_4 = tl.exp(tl.minimum((b_x49[:, None] * (b_G_before - b_x50)), 0.0))  # [C, BK]
+            b_x54 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
+            b_write_4 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x50)), 0.0))  # [C, BK]
+            b_x60 = (b_k2 * b_write_4).to(ED)  # [C, BK]
+            b_xx4 = tl.dot(b_x54, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x62 = b_x48 + (b_read_4 * b_xx4)  # [C, BK] rwkv6.rec:12
+            b_x111 = (b_r2 * b_read_4).to(ED)  # [C, BK]
+            b_xx10 = tl.dot(tl.trans(b_x54), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x113 = b_x108 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
+            b_x147 = tl.where(b_level == 4 + i_z, b_x132, 0.0)  # [C, C]
+            b_xx17 = tl.dot(tl.trans(b_x147), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x150 = b_x145 + (b_x60.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
+            b_xx23 = tl.dot(b_x147, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x174 = b_x171 + (b_x111.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
+            b_x64 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_read_2 = tl.exp(tl.minimum((b_x63[:, None] * (b_G_before - b_x64)), 0.0))  # [C, BK]
+            b_x68 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
+            b_write_2 = tl.exp(tl.minimum((b_x69[:, None] * (b_G2 - b_x64)), 0.0))  # [C, BK]
+            b_x74 = (b_k2 * b_write_2).to(ED)  # [C, BK]
+            b_xx5 = tl.dot(b_x68, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x76 = b_x62 + (b_read_2 * b_xx5)  # [C, BK] rwkv6.rec:12
+            b_x116 = (b_r2 * b_read_2).to(ED)  # [C, BK]
+            b_xx11 = tl.dot(tl.trans(b_x68), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x118 = b_x113 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
+            b_x152 = tl.where(b_level == 2 + i_z, b_x132, 0.0)  # [C, C]
+            b_xx18 = tl.dot(tl.trans(b_x152), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x155 = b_x150 + (b_x74.to(tl.float32) * b_xx18)  # [C, BK] rwkv6.rec:12
+            b_xx24 = tl.dot(b_x152, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x177 = b_x174 + (b_x116.to(tl.float32) * b_xx24)  # [C, BK] rwkv6.rec:12
+            b_x78 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv6.rec:12
+            b_read_1 = tl.exp(tl.minimum((b_x77[:, None] * (b_G_before - b_x78)), 0.0))  # [C, BK]
+            b_x82 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
+            b_write_1 = tl.exp(tl.minimum((b_x83[:, None] * (b_G2 - b_x78)), 0.0))  # [C, BK]
+            b_x88 = (b_k2 * b_write_1).to(ED)  # [C, BK]
+            b_xx6 = tl.dot(b_x82, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            dr.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_u[None, :] * b_x3) + (b_decay_in * b_x6)) + (scale * (b_x76 + (b_read_1 * b_xx6))))
+                .to(dr.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv6.rec:12
+            b_x121 = (b_r2 * b_read_1).to(ED)  # [C, BK]
+            b_xx12 = tl.dot(tl.trans(b_x82), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (
+                    ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None]))
+                    + (scale * (b_x118 + (b_write_1 * b_xx12)))
+                )
+                .to(dk.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv6.rec:13
+            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
+            b_x157 = tl.where(b_level == 1 + i_z, b_x132, 0.0)  # [C, C]
+            b_xx19 = tl.dot(tl.trans(b_x157), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_sum_dG = chunk_sum(
+                (
+                    tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                    - (scale * (b_x155 + (b_x88.to(tl.float32) * b_xx19)))
+                ),
+                True,
+                False,
+            )  # [C, BK] rwkv6.rec:13
+            b_x162 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+            b_xx25 = tl.dot(b_x157, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_sum_x4 = chunk_sum(
+                ((b_decay_in * (b_r2 * b_x6)) + (scale * (b_x177 + (b_x121.to(tl.float32) * b_xx25)))), True, True
+            )  # [C, BK] rwkv6.rec:13
+            dw.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_x162 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv6.rec:12
+        b_x125 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+        b_do = load_tokens(
+            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
         )  # [C, BV] rwkv6.rec:13
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
-        b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
-        tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
-        b_x9 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_read_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G_before - b_x9)), 0.0))  # [C, BK]
-        b_x13 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_32 = tl.exp(tl.minimum((b_x14[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
-        b_x19 = (b_k2 * b_write_32).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x13, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x97 = (b_r2 * b_read_32).to(ED)  # [C, BK]
-        b_xx7 = tl.dot(tl.trans(b_x13), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x133 = tl.where(b_level == 32 + i_z, b_x132, 0.0)  # [C, C]
-        b_xx14 = tl.dot(tl.trans(b_x133), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_xx20 = tl.dot(b_x133, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x22 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_read_16 = tl.exp(tl.minimum((b_x21[:, None] * (b_G_before - b_x22)), 0.0))  # [C, BK]
-        b_x26 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_16 = tl.exp(tl.minimum((b_x27[:, None] * (b_G2 - b_x22)), 0.0))  # [C, BK]
-        b_x32 = (b_k2 * b_write_16).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x26, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x34 = (b_read_32 * b_xx) + (b_read_16 * b_xx2)  # [C, BK] rwkv6.rec:12
-        b_x101 = (b_r2 * b_read_16).to(ED)  # [C, BK]
-        b_xx8 = tl.dot(tl.trans(b_x26), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x103 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
-        b_x137 = tl.where(b_level == 16 + i_z, b_x132, 0.0)  # [C, C]
-        b_xx15 = tl.dot(tl.trans(b_x137), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x140 = (b_x19.to(tl.float32) * b_xx14) + (b_x32.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
-        b_xx21 = tl.dot(b_x137, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x168 = (b_x97.to(tl.float32) * b_xx20) + (b_x101.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
-        b_x36 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_read_8 = tl.exp(tl.minimum((b_x35[:, None] * (b_G_before - b_x36)), 0.0))  # [C, BK]
-        b_x40 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_8 = tl.exp(tl.minimum((b_x41[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
-        b_x46 = (b_k2 * b_write_8).to(ED)  # [C, BK]
-        b_xx3 = tl.dot(b_x40, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x48 = b_x34 + (b_read_8 * b_xx3)  # [C, BK] rwkv6.rec:12
-        b_x106 = (b_r2 * b_read_8).to(ED)  # [C, BK]
-        b_xx9 = tl.dot(tl.trans(b_x40), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x108 = b_x103 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
-        b_x142 = tl.where(b_level == 8 + i_z, b_x132, 0.0)  # [C, C]
-        b_xx16 = tl.dot(tl.trans(b_x142), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x145 = b_x140 + (b_x46.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
-        b_xx22 = tl.dot(b_x142, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x171 = b_x168 + (b_x106.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
-        b_x50 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_read_4 = tl.exp(tl.minimum((b_x49[:, None] * (b_G_before - b_x50)), 0.0))  # [C, BK]
-        b_x54 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_4 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x50)), 0.0))  # [C, BK]
-        b_x60 = (b_k2 * b_write_4).to(ED)  # [C, BK]
-        b_xx4 = tl.dot(b_x54, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x62 = b_x48 + (b_read_4 * b_xx4)  # [C, BK] rwkv6.rec:12
-        b_x111 = (b_r2 * b_read_4).to(ED)  # [C, BK]
-        b_xx10 = tl.dot(tl.trans(b_x54), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x113 = b_x108 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
-        b_x147 = tl.where(b_level == 4 + i_z, b_x132, 0.0)  # [C, C]
-        b_xx17 = tl.dot(tl.trans(b_x147), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x150 = b_x145 + (b_x60.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
-        b_xx23 = tl.dot(b_x147, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x174 = b_x171 + (b_x111.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
-        b_x64 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_read_2 = tl.exp(tl.minimum((b_x63[:, None] * (b_G_before - b_x64)), 0.0))  # [C, BK]
-        b_x68 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_2 = tl.exp(tl.minimum((b_x69[:, None] * (b_G2 - b_x64)), 0.0))  # [C, BK]
-        b_x74 = (b_k2 * b_write_2).to(ED)  # [C, BK]
-        b_xx5 = tl.dot(b_x68, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x76 = b_x62 + (b_read_2 * b_xx5)  # [C, BK] rwkv6.rec:12
-        b_x116 = (b_r2 * b_read_2).to(ED)  # [C, BK]
-        b_xx11 = tl.dot(tl.trans(b_x68), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x118 = b_x113 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
-        b_x152 = tl.where(b_level == 2 + i_z, b_x132, 0.0)  # [C, C]
-        b_xx18 = tl.dot(tl.trans(b_x152), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x155 = b_x150 + (b_x74.to(tl.float32) * b_xx18)  # [C, BK] rwkv6.rec:12
-        b_xx24 = tl.dot(b_x152, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_x177 = b_x174 + (b_x116.to(tl.float32) * b_xx24)  # [C, BK] rwkv6.rec:12
-        b_x78 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv6.rec:12
-        b_read_1 = tl.exp(tl.minimum((b_x77[:, None] * (b_G_before - b_x78)), 0.0))  # [C, BK]
-        b_x82 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-        b_write_1 = tl.exp(tl.minimum((b_x83[:, None] * (b_G2 - b_x78)), 0.0))  # [C, BK]
-        b_x88 = (b_k2 * b_write_1).to(ED)  # [C, BK]
-        b_xx6 = tl.dot(b_x82, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        dr.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_u[None, :] * b_x3) + (b_decay_in * b_x6)) + (scale * (b_x76 + (b_read_1 * b_xx6))))
-            .to(dr.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv6.rec:12
-        b_x121 = (b_r2 * b_read_1).to(ED)  # [C, BK]
-        b_xx12 = tl.dot(tl.trans(b_x82), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (
-                ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None]))
-                + (scale * (b_x118 + (b_write_1 * b_xx12)))
-            )
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv6.rec:13
-        b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
-        b_x157 = tl.where(b_level == 1 + i_z, b_x132, 0.0)  # [C, C]
-        b_xx19 = tl.dot(tl.trans(b_x157), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_sum_dG = chunk_sum(
-            (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                - (scale * (b_x155 + (b_x88.to(tl.float32) * b_xx19)))
-            ),
-            True,
-            False,
-        )  # [C, BK] rwkv6.rec:13
-        b_x162 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
-        b_xx25 = tl.dot(b_x157, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-        b_sum_x4 = chunk_sum(
-            ((b_decay_in * (b_r2 * b_x6)) + (scale * (b_x177 + (b_x121.to(tl.float32) * b_xx25)))), True, True
-        )  # [C, BK] rwkv6.rec:13
-        dw.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_x162 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv6.rec:12
-    b_x125 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
-    b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
-    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
-    dv.store(
-        [i_b, i_h, i_t * C, 0],
-        ((b_xx13 + (b_x125[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
-    )  # [C, BV] rwkv6.rec:12
+        b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
+        b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
+        dv.store(
+            [i_b, i_h, i_t * C, 0],
+            ((b_xx13 + (b_x125[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
+        )  # [C, BV] rwkv6.rec:12
 
 
 @triton.jit
@@ -1055,7 +1121,7 @@ def recurrent_forward_kernel(
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
         b_r = tl.load(r + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
         b_w = tl.load(w + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
-        b_sum_x = tl.sum((h_u * (b_k * b_r)), 0)  # rwkv6.rec:12
+        b_sum_x = tl.sum((h_u * (b_k * b_r))[None, :])  # rwkv6.rec:12
         b_sum_x2 = tl.sum((b_S * b_r[None, :]), 1)  # [BV] rwkv6.rec:12
         tl.store(o + i_x * V + o_v, ((b_v * (scale * b_sum_x)) + (scale * b_sum_x2)), mask=o_v < V)  # [BV] rwkv6.rec:12
         b_S = (b_S * tl.exp(b_w)[None, :]) + (b_v[:, None] * b_k[None, :])  # [BV, BK] rwkv6.rec:13
@@ -1144,7 +1210,7 @@ def recurrent_backward_kernel(
             b_do = tl.load(do + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] rwkv6.rec:12
             b_r = tl.load(r + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
             b_w = tl.load(w + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
-            b_sum_x = tl.sum((b_v * b_do), 0)  # rwkv6.rec:12
+            b_sum_x = tl.sum((b_v * b_do)[None, :])  # rwkv6.rec:12
             b_x2 = scale * b_sum_x
             b_x3 = h_u * b_x2  # [BK]
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
@@ -1157,7 +1223,7 @@ def recurrent_backward_kernel(
                 dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, ((b_r * b_x3) + b_sum_x3), mask=o_k < K
             )  # [BK] rwkv6.rec:13
             b_x9 = b_k * b_r  # [BK]
-            b_sum_x4 = tl.sum((h_u * b_x9), 0)  # rwkv6.rec:12
+            b_sum_x4 = tl.sum((h_u * b_x9)[None, :])  # rwkv6.rec:12
             b_sum_x5 = tl.sum((b_k[None, :] * b_D), 1)  # [BV] rwkv6.rec:13
             tl.store(dv + (i_x) * V + o_v, (((scale * b_sum_x4) * b_do) + b_sum_x5), mask=o_v < V)  # [BV] rwkv6.rec:13
             b_x14 = tl.exp(b_w)  # [BK]

@@ -28,6 +28,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -42,17 +43,17 @@ ARGUMENTS = (
     Argument("u", "k", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True),
-    "scan": Facts("forward", 2, 1, 1, 0, 3, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False),
-    "products": Facts("parallel", 0, 2, 0, 2, 3, False),
-    "gradient": Facts("parallel", 7, 1, 2, 1, 4, True),
-    "gradient_steep": Facts("parallel", 19, 1, 2, 1, 26, True),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True, False),
+    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
+    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False),
+    "gradient": Facts("parallel", 7, 1, 2, 1, 4, True, False),
+    "gradient_steep": Facts("parallel", 19, 1, 2, 1, 26, True, False),
 }
 
 
@@ -171,6 +172,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -247,7 +249,7 @@ class _Chunk(torch.autograd.Function):
             x25,
             decay_all,
             tiles(w_out, C, at.BK),
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
@@ -290,14 +292,20 @@ class _Chunk(torch.autograd.Function):
         )
         states = new_tiles((B * H * N, V, K), dtype, device)
         at = configure("states", shape, initial_state is None)
-        at(token_tiles(v, C, at.BV), decay_all, tiles(w_out, C, at.BK), tiles(states, at.BV, at.BK), initial_state)
+        at(
+            token_tiles(v, C, at.BV),
+            decay_all,
+            tiles(w_out, C, at.BK),
+            states if at.direct else tiles(states, at.BV, at.BK),
+            initial_state,
+        )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             tiles(r_decay_in, C, at.BK),
             decay_all,
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
             d_final_state,
             d_initial_state,
             scale,
@@ -309,14 +317,16 @@ class _Chunk(torch.autograd.Function):
         at = configure("products", shape)
         at(
             tiles(states, at.BV, at.BK),
-            token_tiles(v, C, at.BV),
-            token_tiles(do, C, at.BV),
+            v,
+            do,
             tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             sum_v_do,
             tiles(do_state, C, at.BK),
             tiles(do_v, C, C),
+            *token_steps(do),
+            *token_steps(v),
         )
         dr = new_tiles((B, T, H, K), r.dtype, device)
         dk = new_tiles((B, T, H, K), k.dtype, device)
@@ -329,15 +339,15 @@ class _Chunk(torch.autograd.Function):
             token_tiles(w, C, at.BK),
             token_tiles(k, C, at.BK),
             tiles(G, C, at.BK),
-            tiles(score_q_w, C, C),
+            score_q_w,
             u,
             x25,
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             sum_v_do,
-            tiles(do_v, C, C),
+            do_v,
             tiles(do_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dk, C, at.BK),
@@ -345,6 +355,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(dw, C, at.BK),
             du,
             G,
+            *token_steps(do),
             scale,
         )
         at = configure("gradient_steep", shape)
@@ -353,15 +364,15 @@ class _Chunk(torch.autograd.Function):
             token_tiles(w, C, at.BK),
             token_tiles(k, C, at.BK),
             tiles(G, C, at.BK),
-            tiles(score_q_w, C, C),
+            score_q_w,
             u,
             x25,
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             sum_v_do,
-            tiles(do_v, C, C),
+            do_v,
             tiles(do_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dk, C, at.BK),
@@ -369,6 +380,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(dw, C, at.BK),
             du,
             G,
+            *token_steps(do),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

@@ -37,6 +37,42 @@ def level_of(t, s):
 
 
 @triton.jit
+def passes(K: tl.constexpr, BK: tl.constexpr, T):
+    """How many tiles of BK the key channels make; never known to be one: a loop that is known to be passed once is taken apart, and its
+    loads of descriptors then wait for each other."""
+    count = (K + BK - 1) // BK
+    if count == 1:
+        count = tl.where(T < 0, 2, 1)
+    return count
+
+
+@triton.jit
+def load_tokens(x, step_b, step_t, step_h, i_b, t, i_h, o, T, D: tl.constexpr):
+    """Rows t of one head of x, [B,T,H,D], at the columns o; zero behind T and D. The steps from batch to batch, token to token and head to
+    head count units of 16 bytes."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    rows = i_b.to(tl.int64) * step_b + i_h * step_h + t.to(tl.int64) * step_t
+    return tl.load(x + (rows * UNIT)[:, None] + o[None, :], mask=(t < T)[:, None] & (o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def load_rows(x, row, o, D: tl.constexpr):
+    """Rows of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row[:, None] * WIDTH + o[None, :], mask=(o < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, inside, o, D: tl.constexpr, value):
+    """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    place = x + row.to(tl.int64)[:, None] * WIDTH + o[None, :]
+    tl.store(place, value.to(x.dtype.element_ty), mask=inside[:, None] & (o < D)[None, :])
+
+
+@triton.jit
 def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
     WIDTH apart."""
@@ -143,7 +179,7 @@ def chunk_gates_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_G = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, False)  # [C, BK] rwkv7.rec:12
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] rwkv7.rec:12
@@ -187,85 +223,85 @@ def chunk_prepare_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_xx = tl.zeros((C, C), tl.float32)
-    b_xx2 = tl.zeros((C, C), tl.float32)
-    b_xx3 = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    b_xx4 = tl.zeros((C, C), tl.float32)
-    b_sum_x2 = tl.zeros((C,), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
-        kappa_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:12
-        b_x5 = (b_kappa2 * tl.exp((b_G_before - b_G_row[None, :]))).to(ED)  # [C, BK]
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-        b_x9 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
-        b_xx = tl.dot(b_x5, b_x9, b_xx, input_precision=PRECISION)  # [C, C] rwkv7.rec:12
-        b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_x10 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
-        b_x13 = tl.trans((b_x10 * b_decay_write).to(ED))  # [BK, C]
-        b_xx2 = tl.dot(b_x5, b_x13, b_xx2, input_precision=PRECISION)  # [C, C] rwkv7.rec:12
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        q_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:13
-        b_x16 = (b_r2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED)  # [C, BK]
-        b_xx3 = tl.dot(b_x16, b_x13, b_xx3, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
-        b_sum_x += tl.sum((b_x10 * b_r2), 1)  # [C] rwkv7.rec:13
-        b_xx4 = tl.dot(b_x16, b_x9, b_xx4, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
-        b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv7.rec:13
-        b_sum_x3 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-        b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
-        w2_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_x10 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-        w1_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-    score_a2_w1.store(
-        [i_bh, i_t * C, 0], tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_a2_w1.dtype).reshape(1, C, C)
-    )  # [C, C] rwkv7.rec:12
-    b_inverse2 = unit_lower_inverse(
-        (-tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)), XD, PRECISION
-    )  # [C, C] rwkv7.rec:12
-    inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
-    score_q_w2.store(
-        [i_bh, i_t * C, 0],
-        (
-            tl.where((o_t[:, None] > o_t[None, :]), b_xx3, 0.0)
-            + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-        )
-        .to(score_q_w2.dtype)
-        .reshape(1, C, C),
-    )  # [C, C] rwkv7.rec:13
-    score_q_w1.store(
-        [i_bh, i_t * C, 0],
-        (
-            tl.where((o_t[:, None] > o_t[None, :]), b_xx4, 0.0)
-            + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
-        )
-        .to(score_q_w1.dtype)
-        .reshape(1, C, C),
-    )  # [C, C] rwkv7.rec:13
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_xx = tl.zeros((C, C), tl.float32)
+        b_xx2 = tl.zeros((C, C), tl.float32)
+        b_xx3 = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        b_xx4 = tl.zeros((C, C), tl.float32)
+        b_sum_x2 = tl.zeros((C,), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
+            kappa_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv7.rec:12
+            b_x5 = (b_kappa2 * tl.exp((b_G_before - b_G_row[None, :]))).to(ED)  # [C, BK]
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+            b_x9 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
+            b_xx = tl.dot(b_x5, b_x9, b_xx, input_precision=PRECISION)  # [C, C] rwkv7.rec:12
+            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_x10 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
+            b_x13 = tl.trans((b_x10 * b_decay_write).to(ED))  # [BK, C]
+            b_xx2 = tl.dot(b_x5, b_x13, b_xx2, input_precision=PRECISION)  # [C, C] rwkv7.rec:12
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            q_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:13
+            b_x16 = (b_r2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED)  # [C, BK]
+            b_xx3 = tl.dot(b_x16, b_x13, b_xx3, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
+            b_sum_x += tl.sum((b_x10 * b_r2), 1)  # [C] rwkv7.rec:13
+            b_xx4 = tl.dot(b_x16, b_x9, b_xx4, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
+            b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv7.rec:13
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv7.rec:13
+            b_sum_x3 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+            b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
+            w2_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_x10 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            w1_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+        score_a2_w1.store(
+            [i_bh, i_t * C, 0],
+            tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_a2_w1.dtype).reshape(1, C, C),
+        )  # [C, C] rwkv7.rec:12
+        b_inverse2 = unit_lower_inverse(
+            (-tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)), XD, PRECISION
+        )  # [C, C] rwkv7.rec:12
+        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
+        score_q_w2.store(
+            [i_bh, i_t * C, 0],
+            (
+                tl.where((o_t[:, None] > o_t[None, :]), b_xx3, 0.0)
+                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
+            )
+            .to(score_q_w2.dtype)
+            .reshape(1, C, C),
+        )  # [C, C] rwkv7.rec:13
+        score_q_w1.store(
+            [i_bh, i_t * C, 0],
+            (
+                tl.where((o_t[:, None] > o_t[None, :]), b_xx4, 0.0)
+                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
+            )
+            .to(score_q_w1.dtype)
+            .reshape(1, C, C),
+        )  # [C, C] rwkv7.rec:13
 
 
 @triton.jit
@@ -307,210 +343,211 @@ def chunk_prepare_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
-    b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
-    b_x24 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x31 = side_of_middle(o_t, 8, True, False)  # [C]
-    b_x38 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x45 = side_of_middle(o_t, 4, True, False)  # [C]
-    b_x52 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x59 = side_of_middle(o_t, 2, True, False)  # [C]
-    b_x66 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x73 = side_of_middle(o_t, 1, True, False)  # [C]
-    b_x80 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_score_a2_w1 = tl.zeros((C, C), tl.float32)
-    b_score_a2_w2 = tl.zeros((C, C), tl.float32)
-    b_sum_x = tl.zeros((C,), tl.float32)
-    b_x108 = tl.zeros((C, C), tl.float32)
-    b_sum_x2 = tl.zeros((C,), tl.float32)
-    b_x123 = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
-        kappa_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_x87 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        q_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:13
-        b_sum_x += tl.sum((b_x87 * b_r2), 1)  # [C] rwkv7.rec:13
-        b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv7.rec:13
-        b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-        b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
-        w2_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_x87 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-        w1_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-        b_x4 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_x9 = (b_kappa2 * tl.exp(tl.minimum((b_x3[:, None] * (b_G_before - b_x4)), 0.0))).to(ED)  # [C, BK]
-        b_write_32 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x4)), 0.0))  # [C, BK]
-        b_x16 = tl.trans((b_k2 * b_write_32).to(ED))  # [BK, C]
-        b_score_a2_w1 += tl.where(
-            b_level == 32 + i_z, tl.dot(b_x9, b_x16, input_precision=PRECISION), 0.0
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
+        b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
+        b_x24 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x31 = side_of_middle(o_t, 8, True, False)  # [C]
+        b_x38 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x45 = side_of_middle(o_t, 4, True, False)  # [C]
+        b_x52 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x59 = side_of_middle(o_t, 2, True, False)  # [C]
+        b_x66 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x73 = side_of_middle(o_t, 1, True, False)  # [C]
+        b_x80 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_score_a2_w1 = tl.zeros((C, C), tl.float32)
+        b_score_a2_w2 = tl.zeros((C, C), tl.float32)
+        b_sum_x = tl.zeros((C,), tl.float32)
+        b_x108 = tl.zeros((C, C), tl.float32)
+        b_sum_x2 = tl.zeros((C,), tl.float32)
+        b_x123 = tl.zeros((C, C), tl.float32)
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
+            kappa_decay_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_x87 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            q_in.store(
+                [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:13
+            b_sum_x += tl.sum((b_x87 * b_r2), 1)  # [C] rwkv7.rec:13
+            b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv7.rec:13
+            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv7.rec:13
+            b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+            b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
+            w2_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_x87 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            w1_out.store(
+                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            b_x4 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_x9 = (b_kappa2 * tl.exp(tl.minimum((b_x3[:, None] * (b_G_before - b_x4)), 0.0))).to(ED)  # [C, BK]
+            b_write_32 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x4)), 0.0))  # [C, BK]
+            b_x16 = tl.trans((b_k2 * b_write_32).to(ED))  # [BK, C]
+            b_score_a2_w1 += tl.where(
+                b_level == 32 + i_z, tl.dot(b_x9, b_x16, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x90 = tl.trans((b_x87 * b_write_32).to(ED))  # [BK, C]
+            b_score_a2_w2 += tl.where(
+                b_level == 32 + i_z, tl.dot(b_x9, b_x90, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x110 = (b_r2 * b_write_32).to(ED)  # [C, BK]
+            b_x108 += tl.where(
+                b_level == 32 + i_z, tl.dot(b_x110, b_x90, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x123 += tl.where(
+                b_level == 32 + i_z, tl.dot(b_x110, b_x16, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x18 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_x23 = (b_kappa2 * tl.exp(tl.minimum((b_x17[:, None] * (b_G_before - b_x18)), 0.0))).to(ED)  # [C, BK]
+            b_write_16 = tl.exp(tl.minimum((b_x24[:, None] * (b_G2 - b_x18)), 0.0))  # [C, BK]
+            b_x30 = tl.trans((b_k2 * b_write_16).to(ED))  # [BK, C]
+            b_score_a2_w1 += tl.where(
+                b_level == 16 + i_z, tl.dot(b_x23, b_x30, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x93 = tl.trans((b_x87 * b_write_16).to(ED))  # [BK, C]
+            b_score_a2_w2 += tl.where(
+                b_level == 16 + i_z, tl.dot(b_x23, b_x93, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x112 = (b_r2 * b_write_16).to(ED)  # [C, BK]
+            b_x108 += tl.where(
+                b_level == 16 + i_z, tl.dot(b_x112, b_x93, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x123 += tl.where(
+                b_level == 16 + i_z, tl.dot(b_x112, b_x30, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x32 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_x37 = (b_kappa2 * tl.exp(tl.minimum((b_x31[:, None] * (b_G_before - b_x32)), 0.0))).to(ED)  # [C, BK]
+            b_write_8 = tl.exp(tl.minimum((b_x38[:, None] * (b_G2 - b_x32)), 0.0))  # [C, BK]
+            b_x44 = tl.trans((b_k2 * b_write_8).to(ED))  # [BK, C]
+            b_score_a2_w1 += tl.where(
+                b_level == 8 + i_z, tl.dot(b_x37, b_x44, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x96 = tl.trans((b_x87 * b_write_8).to(ED))  # [BK, C]
+            b_score_a2_w2 += tl.where(
+                b_level == 8 + i_z, tl.dot(b_x37, b_x96, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x114 = (b_r2 * b_write_8).to(ED)  # [C, BK]
+            b_x108 += tl.where(
+                b_level == 8 + i_z, tl.dot(b_x114, b_x96, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x123 += tl.where(
+                b_level == 8 + i_z, tl.dot(b_x114, b_x44, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x46 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_x51 = (b_kappa2 * tl.exp(tl.minimum((b_x45[:, None] * (b_G_before - b_x46)), 0.0))).to(ED)  # [C, BK]
+            b_write_4 = tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
+            b_x58 = tl.trans((b_k2 * b_write_4).to(ED))  # [BK, C]
+            b_score_a2_w1 += tl.where(
+                b_level == 4 + i_z, tl.dot(b_x51, b_x58, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x99 = tl.trans((b_x87 * b_write_4).to(ED))  # [BK, C]
+            b_score_a2_w2 += tl.where(
+                b_level == 4 + i_z, tl.dot(b_x51, b_x99, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x116 = (b_r2 * b_write_4).to(ED)  # [C, BK]
+            b_x108 += tl.where(
+                b_level == 4 + i_z, tl.dot(b_x116, b_x99, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x123 += tl.where(
+                b_level == 4 + i_z, tl.dot(b_x116, b_x58, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x60 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_x65 = (b_kappa2 * tl.exp(tl.minimum((b_x59[:, None] * (b_G_before - b_x60)), 0.0))).to(ED)  # [C, BK]
+            b_write_2 = tl.exp(tl.minimum((b_x66[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
+            b_x72 = tl.trans((b_k2 * b_write_2).to(ED))  # [BK, C]
+            b_score_a2_w1 += tl.where(
+                b_level == 2 + i_z, tl.dot(b_x65, b_x72, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x102 = tl.trans((b_x87 * b_write_2).to(ED))  # [BK, C]
+            b_score_a2_w2 += tl.where(
+                b_level == 2 + i_z, tl.dot(b_x65, b_x102, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x118 = (b_r2 * b_write_2).to(ED)  # [C, BK]
+            b_x108 += tl.where(
+                b_level == 2 + i_z, tl.dot(b_x118, b_x102, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x123 += tl.where(
+                b_level == 2 + i_z, tl.dot(b_x118, b_x72, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x74 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_x79 = (b_kappa2 * tl.exp(tl.minimum((b_x73[:, None] * (b_G_before - b_x74)), 0.0))).to(ED)  # [C, BK]
+            b_write_1 = tl.exp(tl.minimum((b_x80[:, None] * (b_G2 - b_x74)), 0.0))  # [C, BK]
+            b_x86 = tl.trans((b_k2 * b_write_1).to(ED))  # [BK, C]
+            b_score_a2_w1 += tl.where(
+                b_level == 1 + i_z, tl.dot(b_x79, b_x86, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x105 = tl.trans((b_x87 * b_write_1).to(ED))  # [BK, C]
+            b_score_a2_w2 += tl.where(
+                b_level == 1 + i_z, tl.dot(b_x79, b_x105, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:12
+            b_x120 = (b_r2 * b_write_1).to(ED)  # [C, BK]
+            b_x108 += tl.where(
+                b_level == 1 + i_z, tl.dot(b_x120, b_x105, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+            b_x123 += tl.where(
+                b_level == 1 + i_z, tl.dot(b_x120, b_x86, input_precision=PRECISION), 0.0
+            )  # [C, C] rwkv7.rec:13
+        score_a2_w1.store(
+            [i_bh, i_t * C, 0], b_score_a2_w1.to(score_a2_w1.dtype).reshape(1, C, C)
         )  # [C, C] rwkv7.rec:12
-        b_x90 = tl.trans((b_x87 * b_write_32).to(ED))  # [BK, C]
-        b_score_a2_w2 += tl.where(
-            b_level == 32 + i_z, tl.dot(b_x9, b_x90, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x110 = (b_r2 * b_write_32).to(ED)  # [C, BK]
-        b_x108 += tl.where(
-            b_level == 32 + i_z, tl.dot(b_x110, b_x90, input_precision=PRECISION), 0.0
+        b_inverse2 = unit_lower_inverse((-b_score_a2_w2), XD, PRECISION)  # [C, C] rwkv7.rec:12
+        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
+        score_q_w2.store(
+            [i_bh, i_t * C, 0],
+            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x108)
+            .to(score_q_w2.dtype)
+            .reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
-        b_x123 += tl.where(
-            b_level == 32 + i_z, tl.dot(b_x110, b_x16, input_precision=PRECISION), 0.0
+        score_q_w1.store(
+            [i_bh, i_t * C, 0],
+            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x123)
+            .to(score_q_w1.dtype)
+            .reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
-        b_x18 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_x23 = (b_kappa2 * tl.exp(tl.minimum((b_x17[:, None] * (b_G_before - b_x18)), 0.0))).to(ED)  # [C, BK]
-        b_write_16 = tl.exp(tl.minimum((b_x24[:, None] * (b_G2 - b_x18)), 0.0))  # [C, BK]
-        b_x30 = tl.trans((b_k2 * b_write_16).to(ED))  # [BK, C]
-        b_score_a2_w1 += tl.where(
-            b_level == 16 + i_z, tl.dot(b_x23, b_x30, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x93 = tl.trans((b_x87 * b_write_16).to(ED))  # [BK, C]
-        b_score_a2_w2 += tl.where(
-            b_level == 16 + i_z, tl.dot(b_x23, b_x93, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x112 = (b_r2 * b_write_16).to(ED)  # [C, BK]
-        b_x108 += tl.where(
-            b_level == 16 + i_z, tl.dot(b_x112, b_x93, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x123 += tl.where(
-            b_level == 16 + i_z, tl.dot(b_x112, b_x30, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x32 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_x37 = (b_kappa2 * tl.exp(tl.minimum((b_x31[:, None] * (b_G_before - b_x32)), 0.0))).to(ED)  # [C, BK]
-        b_write_8 = tl.exp(tl.minimum((b_x38[:, None] * (b_G2 - b_x32)), 0.0))  # [C, BK]
-        b_x44 = tl.trans((b_k2 * b_write_8).to(ED))  # [BK, C]
-        b_score_a2_w1 += tl.where(
-            b_level == 8 + i_z, tl.dot(b_x37, b_x44, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x96 = tl.trans((b_x87 * b_write_8).to(ED))  # [BK, C]
-        b_score_a2_w2 += tl.where(
-            b_level == 8 + i_z, tl.dot(b_x37, b_x96, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x114 = (b_r2 * b_write_8).to(ED)  # [C, BK]
-        b_x108 += tl.where(
-            b_level == 8 + i_z, tl.dot(b_x114, b_x96, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x123 += tl.where(
-            b_level == 8 + i_z, tl.dot(b_x114, b_x44, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x46 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_x51 = (b_kappa2 * tl.exp(tl.minimum((b_x45[:, None] * (b_G_before - b_x46)), 0.0))).to(ED)  # [C, BK]
-        b_write_4 = tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
-        b_x58 = tl.trans((b_k2 * b_write_4).to(ED))  # [BK, C]
-        b_score_a2_w1 += tl.where(
-            b_level == 4 + i_z, tl.dot(b_x51, b_x58, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x99 = tl.trans((b_x87 * b_write_4).to(ED))  # [BK, C]
-        b_score_a2_w2 += tl.where(
-            b_level == 4 + i_z, tl.dot(b_x51, b_x99, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x116 = (b_r2 * b_write_4).to(ED)  # [C, BK]
-        b_x108 += tl.where(
-            b_level == 4 + i_z, tl.dot(b_x116, b_x99, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x123 += tl.where(
-            b_level == 4 + i_z, tl.dot(b_x116, b_x58, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x60 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_x65 = (b_kappa2 * tl.exp(tl.minimum((b_x59[:, None] * (b_G_before - b_x60)), 0.0))).to(ED)  # [C, BK]
-        b_write_2 = tl.exp(tl.minimum((b_x66[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
-        b_x72 = tl.trans((b_k2 * b_write_2).to(ED))  # [BK, C]
-        b_score_a2_w1 += tl.where(
-            b_level == 2 + i_z, tl.dot(b_x65, b_x72, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x102 = tl.trans((b_x87 * b_write_2).to(ED))  # [BK, C]
-        b_score_a2_w2 += tl.where(
-            b_level == 2 + i_z, tl.dot(b_x65, b_x102, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x118 = (b_r2 * b_write_2).to(ED)  # [C, BK]
-        b_x108 += tl.where(
-            b_level == 2 + i_z, tl.dot(b_x118, b_x102, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x123 += tl.where(
-            b_level == 2 + i_z, tl.dot(b_x118, b_x72, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x74 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_x79 = (b_kappa2 * tl.exp(tl.minimum((b_x73[:, None] * (b_G_before - b_x74)), 0.0))).to(ED)  # [C, BK]
-        b_write_1 = tl.exp(tl.minimum((b_x80[:, None] * (b_G2 - b_x74)), 0.0))  # [C, BK]
-        b_x86 = tl.trans((b_k2 * b_write_1).to(ED))  # [BK, C]
-        b_score_a2_w1 += tl.where(
-            b_level == 1 + i_z, tl.dot(b_x79, b_x86, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x105 = tl.trans((b_x87 * b_write_1).to(ED))  # [BK, C]
-        b_score_a2_w2 += tl.where(
-            b_level == 1 + i_z, tl.dot(b_x79, b_x105, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:12
-        b_x120 = (b_r2 * b_write_1).to(ED)  # [C, BK]
-        b_x108 += tl.where(
-            b_level == 1 + i_z, tl.dot(b_x120, b_x105, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-        b_x123 += tl.where(
-            b_level == 1 + i_z, tl.dot(b_x120, b_x86, input_precision=PRECISION), 0.0
-        )  # [C, C] rwkv7.rec:13
-    score_a2_w1.store([i_bh, i_t * C, 0], b_score_a2_w1.to(score_a2_w1.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
-    b_inverse2 = unit_lower_inverse((-b_score_a2_w2), XD, PRECISION)  # [C, C] rwkv7.rec:12
-    inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
-    score_q_w2.store(
-        [i_bh, i_t * C, 0],
-        (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x108)
-        .to(score_q_w2.dtype)
-        .reshape(1, C, C),
-    )  # [C, C] rwkv7.rec:13
-    score_q_w1.store(
-        [i_bh, i_t * C, 0],
-        (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x123)
-        .to(score_q_w1.dtype)
-        .reshape(1, C, C),
-    )  # [C, C] rwkv7.rec:13
 
 
 @triton.jit
@@ -538,6 +575,7 @@ def chunk_scan_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state from chunk to chunk, and the output. One program a head and tile of value channels, first chunk to last."""
@@ -546,6 +584,7 @@ def chunk_scan_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
+    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if initial_state is None:
@@ -559,6 +598,8 @@ def chunk_scan_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
+        i_row = i_b.to(tl.int64) * T + i_t * C
+        m_t = i_t * C + o_t < T
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
         b_state = b_S.to(ED)  # [BV, BK]
         b_x = kappa_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
@@ -576,7 +617,12 @@ def chunk_scan_kernel(
         b_o = tl.dot(b_U22, tl.trans(b_score_q_w2), b_xx2, input_precision=PRECISION)  # [BV, C] rwkv7.rec:13
         b_score_q_w1 = score_q_w1.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
         b_o2 = tl.dot(b_v2, tl.trans(b_score_q_w1), b_o, input_precision=PRECISION)  # [BV, C] rwkv7.rec:13
-        o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2.to(o.dtype)).reshape(1, 1, C, BV))  # [C, BV] rwkv7.rec:13
+        if DIRECT:
+            store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
+        else:
+            o.store(
+                [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
+            )  # [C, BV] rwkv7.rec:13
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_S1 = tl.dot(b_U22, b_w2_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION)  # [BV, BK] rwkv7.rec:12
         b_w1_out = w1_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
@@ -600,7 +646,7 @@ def chunk_gates_backward_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_G = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, False)  # [C, BK] rwkv7.rec:12
         G.store([i_bh, i_t * C, i_k * BK], b_G.to(G.dtype).reshape(1, C, BK))  # [C, BK] rwkv7.rec:12
@@ -635,7 +681,7 @@ def chunk_prepare_backward_kernel(
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
@@ -689,6 +735,7 @@ def chunk_states_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The states that enter the chunks, once more. One program a head and tile of value channels, first chunk to last."""
@@ -697,6 +744,7 @@ def chunk_states_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
+    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if initial_state is None:
@@ -719,8 +767,14 @@ def chunk_states_kernel(
         b_xv = tl.dot(b_v2, tl.trans(b_score_a2_w1), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
         b_inverse2 = inverse2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
         b_U2 = tl.dot(((-b_xx) - b_xv).to(ED), tl.trans(b_inverse2), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
-        states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
-        U2.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U2.to(U2.dtype)).reshape(1, C, BV))  # [C, BV] rwkv7.rec:12
+        if DIRECT:
+            store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
+        if DIRECT:
+            store_rows(U2, i_c * C + o_t, o_t < C, o_v, V, tl.trans(b_U2))
+        else:
+            U2.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U2).to(U2.dtype).reshape(1, C, BV))  # [C, BV] rwkv7.rec:12
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_S1 = tl.dot(
             b_U2.to(ED), b_w2_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION
@@ -753,6 +807,7 @@ def chunk_reverse_kernel(
     BV: tl.constexpr,
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The state's gradient from the last chunk to the first. One program a head and tile of value channels, last chunk to first."""
@@ -761,6 +816,7 @@ def chunk_reverse_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
+    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if d_final_state is None:
@@ -775,9 +831,12 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
-        d_states.store(
-            [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
-        )  # [BV, BK] rwkv7.rec:12
+        if DIRECT:
+            store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
+        else:
+            d_states.store(
+                [i_bh * N + i_t, i_v * BV, 0], b_S.to(d_states.dtype).reshape(1, BV, BK)
+            )  # [BV, BK] rwkv7.rec:12
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_w2_out), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
@@ -786,7 +845,10 @@ def chunk_reverse_kernel(
         b_dU2 = tl.dot(b_do2, b_score_q_w2, b_xx, input_precision=PRECISION)  # [BV, C] rwkv7.rec:13
         b_inverse2 = inverse2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
         b_dY = tl.dot(b_dU2.to(ED), b_inverse2, input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
-        dY.store([i_bh, i_t * C, i_v * BV], tl.trans(b_dY.to(dY.dtype)).reshape(1, C, BV))  # [C, BV] rwkv7.rec:12
+        if DIRECT:
+            store_rows(dY, i_c * C + o_t, o_t < C, o_v, V, tl.trans(b_dY))
+        else:
+            dY.store([i_bh, i_t * C, i_v * BV], tl.trans(b_dY).to(dY.dtype).reshape(1, C, BV))  # [C, BV] rwkv7.rec:12
         b_q_in = q_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
         b_dS0 = tl.dot(b_do2, b_q_in, (b_decay_all[None, :] * b_S), input_precision=PRECISION)  # [BV, BK] rwkv7.rec:12
         b_x2 = kappa_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
@@ -800,7 +862,7 @@ def chunk_reverse_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h", "v_step_b", "v_step_t", "v_step_h"])
 def chunk_products_kernel(
     states,
     v,
@@ -819,10 +881,17 @@ def chunk_products_kernel(
     dY_v,
     diagonal_dscore_q_w1,
     diagonal_dscore_q_w2,
+    do_step_b,
+    do_step_t,
+    do_step_h,
+    v_step_b,
+    v_step_t,
+    v_step_h,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -837,10 +906,11 @@ def chunk_products_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_v = v.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
-    b_U2 = U2.load([i_bh, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
-    b_dY = dY.load([i_bh, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
+    o_v = tl.arange(0, BV)
+    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv7.rec:12
+    b_U2 = load_rows(U2, i_c * C + o_t, o_v, V)  # [C, BV] rwkv7.rec:12
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv7.rec:12
+    b_dY = load_rows(dY, i_c * C + o_t, o_v, V)  # [C, BV] rwkv7.rec:12
     b_v2 = tl.trans(b_v)  # [BV, C]
     b_dscore_q_w1 = tl.dot(b_do, b_v2, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
     dscore_q_w1.store([i_bh, i_t * C, 0], b_dscore_q_w1.to(dscore_q_w1.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:13
@@ -855,7 +925,7 @@ def chunk_products_kernel(
     tl.store(diagonal_dscore_q_w1 + i_c * C + o_t, b_x2)  # [C] rwkv7.rec:13
     b_x3 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dscore_q_w2, 0.0), 1)  # [C] rwkv7.rec:13
     tl.store(diagonal_dscore_q_w2 + i_c * C + o_t, b_x3)  # [C] rwkv7.rec:13
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv7.rec:12
         b_dw1_out = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -871,7 +941,7 @@ def chunk_products_kernel(
         dY_state.store([i_bh, i_t * C, i_k * BK], b_dYx.to(dY_state.dtype).reshape(1, C, BK))  # [C, BK] rwkv7.rec:12
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
 def chunk_gradient_values_kernel(
     score_a2_w1,
     score_q_w1,
@@ -880,10 +950,14 @@ def chunk_gradient_values_kernel(
     d_states,
     dY,
     dv,
+    do_step_b,
+    do_step_t,
+    do_step_h,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -896,16 +970,19 @@ def chunk_gradient_values_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    o_v = tl.arange(0, BV)
     b_xx = tl.zeros((C, BV), tl.float32)
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_w1_out = w1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv7.rec:12
         b_xx = tl.dot(b_w1_out, tl.trans(b_dstate), b_xx, input_precision=PRECISION)  # [C, BV] rwkv7.rec:12
-    b_score_a2_w1 = score_a2_w1.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
-    b_dY = dY.load([i_bh, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
+    b_score_a2_w1 = load_rows(score_a2_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+    b_dY = load_rows(dY, i_c * C + o_t, o_v, V)  # [C, BV] rwkv7.rec:12
     b_xdY = tl.dot(tl.trans(b_score_a2_w1), b_dY, input_precision=PRECISION)  # [C, BV] rwkv7.rec:12
-    b_score_q_w1 = score_q_w1.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
-    b_do = do.load([i_b, i_h, i_t * C, 0]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
+    b_score_q_w1 = load_rows(score_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv7.rec:12
     b_dv2 = tl.dot(tl.trans(b_score_q_w1), b_do, (b_xx - b_xdY), input_precision=PRECISION)  # [C, BV] rwkv7.rec:12
     dv.store([i_b, i_h, i_t * C, 0], b_dv2.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] rwkv7.rec:12
 
@@ -954,139 +1031,146 @@ def chunk_gradient_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
-    b_dscore_q_w1 = dscore_q_w1.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
-    b_x4 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w1, 0.0)  # [C, C]
-    b_x10 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
-    b_dscore_q_w2 = dscore_q_w2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
-    b_x12 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w2, 0.0)  # [C, C]
-    b_x27 = tl.trans(b_x4)  # [C, C]
-    b_x31 = tl.trans(b_x12)  # [C, C]
-    b_dYU2 = dY_U2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
-    b_dL2 = tl.where((o_t[:, None] > o_t[None, :]), b_dYU2, 0.0)  # [C, C]
-    b_dL22 = tl.trans(b_dL2)  # [C, C]
-    b_dYv = dY_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
-    b_x39 = tl.where((o_t[:, None] > o_t[None, :]), b_dYv, 0.0)  # [C, C]
-    b_x40 = tl.trans(b_x39)  # [C, C]
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:12
-        b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
-        b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-        b_x7 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x4, b_x7, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-        b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_a2 = b_a.to(tl.float32)  # [C, BK]
-        b_x9 = b_kappa2 * b_a2  # [C, BK]
-        b_x14 = (b_x9 * b_decay_write).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-        b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
-        dr.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (
-                ((((b_k2 * b_x[:, None]) + (b_decay_read * b_xx)) + (b_x9 * b_x10[:, None])) + (b_decay_read * b_xx2))
-                + (b_decay_in * b_dq_in2)
-            )
-            .to(dr.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv7.rec:13
-        b_G_row2 = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:12
-        b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-        b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-        b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-        b_sum_x2 = chunk_sum(
-            (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x9 * b_dw2_out2))), False, True
-        )  # [C, BK] rwkv7.rec:12
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_x23 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
-        b_x24 = b_x23.to(tl.float32)  # [C, BK]
-        b_x26 = b_x7.to(tl.float32)  # [C, BK]
-        b_xx3 = tl.dot(b_x27, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x30 = b_x14.to(tl.float32)  # [C, BK]
-        b_xx4 = tl.dot(b_x31, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_w2 = b_w.to(tl.float32)  # [C, BK]
-        b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
-        b_decay_read2 = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
-        b_x37 = (b_kappa2 * b_decay_read2).to(ED)  # [C, BK]
-        b_dL2x = tl.dot(b_dL22, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_xx5 = tl.dot(b_x40, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_sum_dG = chunk_sum(
-            (
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+        b_x4 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w1, 0.0)  # [C, C]
+        b_x10 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_dscore_q_w2 = load_rows(dscore_q_w2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+        b_x12 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w2, 0.0)  # [C, C]
+        b_x27 = tl.trans(b_x4)  # [C, C]
+        b_x31 = tl.trans(b_x12)  # [C, C]
+        b_dYU2 = load_rows(dY_U2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+        b_dL2 = tl.where((o_t[:, None] > o_t[None, :]), b_dYU2, 0.0)  # [C, C]
+        b_dL22 = tl.trans(b_dL2)  # [C, C]
+        b_dYv = load_rows(dY_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+        b_x39 = tl.where((o_t[:, None] > o_t[None, :]), b_dYv, 0.0)  # [C, C]
+        b_x40 = tl.trans(b_x39)  # [C, C]
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv7.rec:12
+            b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
+            b_x7 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x4, b_x7, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_a2 = b_a.to(tl.float32)  # [C, BK]
+            b_x9 = b_kappa2 * b_a2  # [C, BK]
+            b_x14 = (b_x9 * b_decay_write).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
+            dr.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (
+                    (
+                        (((b_k2 * b_x[:, None]) + (b_decay_read * b_xx)) + (b_x9 * b_x10[:, None]))
+                        + (b_decay_read * b_xx2)
+                    )
+                    + (b_decay_in * b_dq_in2)
+                )
+                .to(dr.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:13
+            b_G_row2 = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv7.rec:12
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+            b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
+            b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
+            b_sum_x2 = chunk_sum(
+                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x9 * b_dw2_out2))), False, True
+            )  # [C, BK] rwkv7.rec:12
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_x23 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
+            b_x24 = b_x23.to(tl.float32)  # [C, BK]
+            b_x26 = b_x7.to(tl.float32)  # [C, BK]
+            b_xx3 = tl.dot(b_x27, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x30 = b_x14.to(tl.float32)  # [C, BK]
+            b_xx4 = tl.dot(b_x31, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_w2 = b_w.to(tl.float32)  # [C, BK]
+            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
+            b_decay_read2 = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
+            b_x37 = (b_kappa2 * b_decay_read2).to(ED)  # [C, BK]
+            b_dL2x = tl.dot(b_dL22, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx5 = tl.dot(b_x40, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_sum_dG = chunk_sum(
                 (
                     (
                         (
                             (
                                 (
                                     (
-                                        tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                                        + (b_x24 * b_xx)
+                                        (
+                                            tl.where(
+                                                o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0
+                                            )
+                                            + (b_x24 * b_xx)
+                                        )
+                                        - (b_x26 * b_xx3)
                                     )
-                                    - (b_x26 * b_xx3)
+                                    + (b_x24 * b_xx2)
                                 )
-                                + (b_x24 * b_xx2)
+                                - (b_x30 * b_xx4)
                             )
-                            - (b_x30 * b_xx4)
+                            + (b_decay_in * (b_r2 * b_dq_in2))
                         )
-                        + (b_decay_in * (b_r2 * b_dq_in2))
+                        + (b_x30 * b_dL2x)
                     )
-                    + (b_x30 * b_dL2x)
+                    + (b_x26 * b_xx5)
+                ),
+                True,
+                False,
+            )  # [C, BK] rwkv7.rec:12
+            b_x43 = b_x37.to(tl.float32)  # [C, BK]
+            b_dL2x2 = tl.dot(b_dL2, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx6 = tl.dot(b_x39, b_x7, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
+            b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+            b_sum_x3 = chunk_sum(
+                (((-(b_x43 * b_dL2x2)) - (b_x43 * b_xx6)) - (b_decay_in2 * (b_kappa2 * b_dYx2))), True, True
+            )  # [C, BK] rwkv7.rec:12
+            dw.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_sum_x2 + b_sum_dG) + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (
+                    (((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_decay_write * b_xx3))
+                    - (b_decay_write * b_xx5)
                 )
-                + (b_x26 * b_xx5)
-            ),
-            True,
-            False,
-        )  # [C, BK] rwkv7.rec:12
-        b_x43 = b_x37.to(tl.float32)  # [C, BK]
-        b_dL2x2 = tl.dot(b_dL2, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_xx6 = tl.dot(b_x39, b_x7, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
-        b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-        b_sum_x3 = chunk_sum(
-            (((-(b_x43 * b_dL2x2)) - (b_x43 * b_xx6)) - (b_decay_in2 * (b_kappa2 * b_dYx2))), True, True
-        )  # [C, BK] rwkv7.rec:12
-        dw.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_sum_x2 + b_sum_dG) + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv7.rec:12
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_decay_write * b_xx3)) - (b_decay_write * b_xx5))
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv7.rec:12
-        b_x65 = (((b_decay_out * b_dw2_out2) + (b_r2 * b_x10[:, None])) + (b_decay_write * b_xx4)) - (
-            b_decay_write * b_dL2x
-        )  # [C, BK]
-        dkappa.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((((-(b_decay_read2 * b_dL2x2)) + (b_a2 * b_x65)) - (b_decay_read2 * b_xx6)) - (b_decay_in2 * b_dYx2))
-            .to(dkappa.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv7.rec:12
-        da.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x65).to(da.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
+                .to(dk.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            b_x65 = (((b_decay_out * b_dw2_out2) + (b_r2 * b_x10[:, None])) + (b_decay_write * b_xx4)) - (
+                b_decay_write * b_dL2x
+            )  # [C, BK]
+            dkappa.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((((-(b_decay_read2 * b_dL2x2)) + (b_a2 * b_x65)) - (b_decay_read2 * b_xx6)) - (b_decay_in2 * b_dYx2))
+                .to(dkappa.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            da.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x65).to(da.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
 
 
 @triton.jit
@@ -1134,373 +1218,375 @@ def chunk_gradient_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        return
-    b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
-    b_x4 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
-    b_dscore_q_w1 = dscore_q_w1.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
-    b_dscore_q_w2 = dscore_q_w2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
-    b_dYU2 = dY_U2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
-    b_x97 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU2, 0.0)  # [C, C]
-    b_dYv = dY_v.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
-    b_x109 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYv, 0.0)  # [C, C]
-    b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
-    b_x100 = side_of_middle(o_t, 32, True, False)  # [C]
-    b_x20 = side_of_middle(o_t, 16, False, True)  # [C]
-    b_x121 = side_of_middle(o_t, 16, True, False)  # [C]
-    b_x33 = side_of_middle(o_t, 8, False, True)  # [C]
-    b_x140 = side_of_middle(o_t, 8, True, False)  # [C]
-    b_x46 = side_of_middle(o_t, 4, False, True)  # [C]
-    b_x159 = side_of_middle(o_t, 4, True, False)  # [C]
-    b_x59 = side_of_middle(o_t, 2, False, True)  # [C]
-    b_x178 = side_of_middle(o_t, 2, True, False)  # [C]
-    b_x72 = side_of_middle(o_t, 1, False, True)  # [C]
-    b_x232 = side_of_middle(o_t, 1, True, False)  # [C]
-    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
-        o_k = i_k * BK + tl.arange(0, BK)
-        i_z = tl.where(
-            i_k < -T, 1, 0
-        )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-        b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_a2 = b_a.to(tl.float32)  # [C, BK]
-        b_x3 = b_kappa2 * b_a2  # [C, BK]
-        b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_decay_in = tl.exp(b_G2)  # [C, BK]
-        b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-        b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
-        b_G_row = tl.load(
-            G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:12
-        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-        b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-        b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-        b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-        b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
-        b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-        b_r2 = b_r.to(tl.float32)  # [C, BK]
-        b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_w2 = b_w.to(tl.float32)  # [C, BK]
-        b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
-        b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
-        b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-        b_x8 = tl.load(
-            G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_write_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
-        b_x12 = tl.where(b_level == 32 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-        b_x14 = (b_k2 * b_write_32).to(ED)  # [C, BK]
-        b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr3 = (((b_k2 * b_x[:, None]) + (b_x3 * b_x4[:, None])) + (b_decay_in * b_dq_in2)) + (
-            b_write_32 * b_xx
-        )  # [C, BK] rwkv7.rec:13
-        b_x16 = tl.where(b_level == 32 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-        b_x18 = (b_x3 * b_write_32).to(ED)  # [C, BK]
-        b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr4 = b_dr3 + (b_write_32 * b_xx2)  # [C, BK] rwkv7.rec:13
-        b_x92 = (b_r2 * b_write_32).to(ED)  # [C, BK]
-        b_x93 = b_x92.to(tl.float32)  # [C, BK]
-        b_dG2 = (
-            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-            + (b_decay_in * (b_r2 * b_dq_in2))
-        ) + (b_x93 * b_xx)  # [C, BK] rwkv7.rec:12
-        b_dG3 = b_dG2 + (b_x93 * b_xx2)  # [C, BK] rwkv7.rec:12
-        b_x96 = b_x18.to(tl.float32)  # [C, BK]
-        b_x98 = tl.where(b_level == 32 + i_z, b_x97, 0.0)  # [C, C]
-        b_read_32 = tl.exp(tl.minimum((b_x100[:, None] * (b_G_before - b_x8)), 0.0))  # [C, BK]
-        b_x106 = (b_kappa2 * b_read_32).to(ED)  # [C, BK]
-        b_xx13 = tl.dot(tl.trans(b_x98), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG4 = b_dG3 + (b_x96 * b_xx13)  # [C, BK] rwkv7.rec:12
-        b_x108 = b_x14.to(tl.float32)  # [C, BK]
-        b_x110 = tl.where(b_level == 32 + i_z, b_x109, 0.0)  # [C, C]
-        b_xx14 = tl.dot(tl.trans(b_x110), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG5 = b_dG4 + (b_x108 * b_xx14)  # [C, BK] rwkv7.rec:12
-        b_xx23 = tl.dot(tl.trans(b_x12), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_xx29 = tl.dot(tl.trans(b_x16), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x246 = b_x106.to(tl.float32)  # [C, BK]
-        b_xx37 = tl.dot(b_x98, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_xx43 = tl.dot(b_x110, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dk2 = ((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
-        b_x286 = tl.where(b_level == 32 + i_z, b_dYv, 0.0)  # [C, C]
-        b_xx49 = tl.dot(tl.trans(b_x286), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x311 = tl.where(b_level == 32 + i_z, b_dYU2, 0.0)  # [C, C]
-        b_xx55 = tl.dot(b_x311, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x332 = ((b_decay_out * b_dw2_out2) + (b_r2 * b_x4[:, None])) + (b_write_32 * b_xx29)  # [C, BK] rwkv7.rec:12
-        b_xx61 = tl.dot(tl.trans(b_x311), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_xx67 = tl.dot(b_x286, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x21 = tl.load(
-            G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_write_16 = tl.exp(tl.minimum((b_x20[:, None] * (b_G2 - b_x21)), 0.0))  # [C, BK]
-        b_x25 = tl.where(b_level == 16 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-        b_x27 = (b_k2 * b_write_16).to(ED)  # [C, BK]
-        b_xx3 = tl.dot(b_x25, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr5 = b_dr4 + (b_write_16 * b_xx3)  # [C, BK] rwkv7.rec:13
-        b_x29 = tl.where(b_level == 16 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-        b_x31 = (b_x3 * b_write_16).to(ED)  # [C, BK]
-        b_xx4 = tl.dot(b_x29, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr6 = b_dr5 + (b_write_16 * b_xx4)  # [C, BK] rwkv7.rec:13
-        b_x114 = (b_r2 * b_write_16).to(ED)  # [C, BK]
-        b_x115 = b_x114.to(tl.float32)  # [C, BK]
-        b_dG6 = b_dG5 + (b_x115 * b_xx3)  # [C, BK] rwkv7.rec:12
-        b_dG7 = b_dG6 + (b_x115 * b_xx4)  # [C, BK] rwkv7.rec:12
-        b_x118 = b_x31.to(tl.float32)  # [C, BK]
-        b_x119 = tl.where(b_level == 16 + i_z, b_x97, 0.0)  # [C, C]
-        b_read_16 = tl.exp(tl.minimum((b_x121[:, None] * (b_G_before - b_x21)), 0.0))  # [C, BK]
-        b_x126 = (b_kappa2 * b_read_16).to(ED)  # [C, BK]
-        b_xx15 = tl.dot(tl.trans(b_x119), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG8 = b_dG7 + (b_x118 * b_xx15)  # [C, BK] rwkv7.rec:12
-        b_x128 = b_x27.to(tl.float32)  # [C, BK]
-        b_x129 = tl.where(b_level == 16 + i_z, b_x109, 0.0)  # [C, C]
-        b_xx16 = tl.dot(tl.trans(b_x129), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG9 = b_dG8 + (b_x128 * b_xx16)  # [C, BK] rwkv7.rec:12
-        b_xx24 = tl.dot(tl.trans(b_x25), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x197 = (b_x108 * b_xx23) + (b_x128 * b_xx24)  # [C, BK] rwkv7.rec:13
-        b_xx30 = tl.dot(tl.trans(b_x29), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x216 = (b_x96 * b_xx29) + (b_x118 * b_xx30)  # [C, BK] rwkv7.rec:13
-        b_x248 = b_x126.to(tl.float32)  # [C, BK]
-        b_xx38 = tl.dot(b_x119, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x250 = (b_x246 * b_xx37) + (b_x248 * b_xx38)  # [C, BK] rwkv7.rec:12
-        b_xx44 = tl.dot(b_x129, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x265 = (b_x246 * b_xx43) + (b_x248 * b_xx44)  # [C, BK] rwkv7.rec:12
-        b_dk3 = b_dk2 + (b_write_16 * b_xx24)  # [C, BK] rwkv7.rec:12
-        b_x289 = tl.where(b_level == 16 + i_z, b_dYv, 0.0)  # [C, C]
-        b_xx50 = tl.dot(tl.trans(b_x289), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x292 = (b_write_32 * b_xx49) + (b_write_16 * b_xx50)  # [C, BK] rwkv7.rec:12
-        b_x313 = tl.where(b_level == 16 + i_z, b_dYU2, 0.0)  # [C, C]
-        b_xx56 = tl.dot(b_x313, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x315 = (b_read_32 * b_xx55) + (b_read_16 * b_xx56)  # [C, BK] rwkv7.rec:12
-        b_x334 = b_x332 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
-        b_xx62 = tl.dot(tl.trans(b_x313), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x347 = (b_write_32 * b_xx61) + (b_write_16 * b_xx62)  # [C, BK] rwkv7.rec:12
-        b_xx68 = tl.dot(b_x289, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x364 = (b_read_32 * b_xx67) + (b_read_16 * b_xx68)  # [C, BK] rwkv7.rec:12
-        b_x34 = tl.load(
-            G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_write_8 = tl.exp(tl.minimum((b_x33[:, None] * (b_G2 - b_x34)), 0.0))  # [C, BK]
-        b_x38 = tl.where(b_level == 8 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-        b_x40 = (b_k2 * b_write_8).to(ED)  # [C, BK]
-        b_xx5 = tl.dot(b_x38, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr7 = b_dr6 + (b_write_8 * b_xx5)  # [C, BK] rwkv7.rec:13
-        b_x42 = tl.where(b_level == 8 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-        b_x44 = (b_x3 * b_write_8).to(ED)  # [C, BK]
-        b_xx6 = tl.dot(b_x42, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr8 = b_dr7 + (b_write_8 * b_xx6)  # [C, BK] rwkv7.rec:13
-        b_x133 = (b_r2 * b_write_8).to(ED)  # [C, BK]
-        b_x134 = b_x133.to(tl.float32)  # [C, BK]
-        b_dG10 = b_dG9 + (b_x134 * b_xx5)  # [C, BK] rwkv7.rec:12
-        b_dG11 = b_dG10 + (b_x134 * b_xx6)  # [C, BK] rwkv7.rec:12
-        b_x137 = b_x44.to(tl.float32)  # [C, BK]
-        b_x138 = tl.where(b_level == 8 + i_z, b_x97, 0.0)  # [C, C]
-        b_read_8 = tl.exp(tl.minimum((b_x140[:, None] * (b_G_before - b_x34)), 0.0))  # [C, BK]
-        b_x145 = (b_kappa2 * b_read_8).to(ED)  # [C, BK]
-        b_xx17 = tl.dot(tl.trans(b_x138), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG12 = b_dG11 + (b_x137 * b_xx17)  # [C, BK] rwkv7.rec:12
-        b_x147 = b_x40.to(tl.float32)  # [C, BK]
-        b_x148 = tl.where(b_level == 8 + i_z, b_x109, 0.0)  # [C, C]
-        b_xx18 = tl.dot(tl.trans(b_x148), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG13 = b_dG12 + (b_x147 * b_xx18)  # [C, BK] rwkv7.rec:12
-        b_xx25 = tl.dot(tl.trans(b_x38), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x200 = b_x197 + (b_x147 * b_xx25)  # [C, BK] rwkv7.rec:13
-        b_xx31 = tl.dot(tl.trans(b_x42), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x219 = b_x216 + (b_x137 * b_xx31)  # [C, BK] rwkv7.rec:13
-        b_x251 = b_x145.to(tl.float32)  # [C, BK]
-        b_xx39 = tl.dot(b_x138, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x253 = b_x250 + (b_x251 * b_xx39)  # [C, BK] rwkv7.rec:12
-        b_xx45 = tl.dot(b_x148, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x267 = b_x265 + (b_x251 * b_xx45)  # [C, BK] rwkv7.rec:12
-        b_dk4 = b_dk3 + (b_write_8 * b_xx25)  # [C, BK] rwkv7.rec:12
-        b_x293 = tl.where(b_level == 8 + i_z, b_dYv, 0.0)  # [C, C]
-        b_xx51 = tl.dot(tl.trans(b_x293), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x296 = b_x292 + (b_write_8 * b_xx51)  # [C, BK] rwkv7.rec:12
-        b_x316 = tl.where(b_level == 8 + i_z, b_dYU2, 0.0)  # [C, C]
-        b_xx57 = tl.dot(b_x316, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x318 = b_x315 + (b_read_8 * b_xx57)  # [C, BK] rwkv7.rec:12
-        b_x336 = b_x334 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
-        b_xx63 = tl.dot(tl.trans(b_x316), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x350 = b_x347 + (b_write_8 * b_xx63)  # [C, BK] rwkv7.rec:12
-        b_xx69 = tl.dot(b_x293, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x366 = b_x364 + (b_read_8 * b_xx69)  # [C, BK] rwkv7.rec:12
-        b_x47 = tl.load(
-            G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_write_4 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
-        b_x51 = tl.where(b_level == 4 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-        b_x53 = (b_k2 * b_write_4).to(ED)  # [C, BK]
-        b_xx7 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr9 = b_dr8 + (b_write_4 * b_xx7)  # [C, BK] rwkv7.rec:13
-        b_x55 = tl.where(b_level == 4 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-        b_x57 = (b_x3 * b_write_4).to(ED)  # [C, BK]
-        b_xx8 = tl.dot(b_x55, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr10 = b_dr9 + (b_write_4 * b_xx8)  # [C, BK] rwkv7.rec:13
-        b_x152 = (b_r2 * b_write_4).to(ED)  # [C, BK]
-        b_x153 = b_x152.to(tl.float32)  # [C, BK]
-        b_dG14 = b_dG13 + (b_x153 * b_xx7)  # [C, BK] rwkv7.rec:12
-        b_dG15 = b_dG14 + (b_x153 * b_xx8)  # [C, BK] rwkv7.rec:12
-        b_x156 = b_x57.to(tl.float32)  # [C, BK]
-        b_x157 = tl.where(b_level == 4 + i_z, b_x97, 0.0)  # [C, C]
-        b_read_4 = tl.exp(tl.minimum((b_x159[:, None] * (b_G_before - b_x47)), 0.0))  # [C, BK]
-        b_x164 = (b_kappa2 * b_read_4).to(ED)  # [C, BK]
-        b_xx19 = tl.dot(tl.trans(b_x157), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG16 = b_dG15 + (b_x156 * b_xx19)  # [C, BK] rwkv7.rec:12
-        b_x166 = b_x53.to(tl.float32)  # [C, BK]
-        b_x167 = tl.where(b_level == 4 + i_z, b_x109, 0.0)  # [C, C]
-        b_xx20 = tl.dot(tl.trans(b_x167), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG17 = b_dG16 + (b_x166 * b_xx20)  # [C, BK] rwkv7.rec:12
-        b_xx26 = tl.dot(tl.trans(b_x51), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x203 = b_x200 + (b_x166 * b_xx26)  # [C, BK] rwkv7.rec:13
-        b_xx32 = tl.dot(tl.trans(b_x55), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x222 = b_x219 + (b_x156 * b_xx32)  # [C, BK] rwkv7.rec:13
-        b_x254 = b_x164.to(tl.float32)  # [C, BK]
-        b_xx40 = tl.dot(b_x157, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x256 = b_x253 + (b_x254 * b_xx40)  # [C, BK] rwkv7.rec:12
-        b_xx46 = tl.dot(b_x167, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x269 = b_x267 + (b_x254 * b_xx46)  # [C, BK] rwkv7.rec:12
-        b_dk5 = b_dk4 + (b_write_4 * b_xx26)  # [C, BK] rwkv7.rec:12
-        b_x297 = tl.where(b_level == 4 + i_z, b_dYv, 0.0)  # [C, C]
-        b_xx52 = tl.dot(tl.trans(b_x297), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x300 = b_x296 + (b_write_4 * b_xx52)  # [C, BK] rwkv7.rec:12
-        b_x319 = tl.where(b_level == 4 + i_z, b_dYU2, 0.0)  # [C, C]
-        b_xx58 = tl.dot(b_x319, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x321 = b_x318 + (b_read_4 * b_xx58)  # [C, BK] rwkv7.rec:12
-        b_x338 = b_x336 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
-        b_xx64 = tl.dot(tl.trans(b_x319), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x353 = b_x350 + (b_write_4 * b_xx64)  # [C, BK] rwkv7.rec:12
-        b_xx70 = tl.dot(b_x297, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x368 = b_x366 + (b_read_4 * b_xx70)  # [C, BK] rwkv7.rec:12
-        b_x60 = tl.load(
-            G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_write_2 = tl.exp(tl.minimum((b_x59[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
-        b_x64 = tl.where(b_level == 2 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-        b_x66 = (b_k2 * b_write_2).to(ED)  # [C, BK]
-        b_xx9 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr11 = b_dr10 + (b_write_2 * b_xx9)  # [C, BK] rwkv7.rec:13
-        b_x68 = tl.where(b_level == 2 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-        b_x70 = (b_x3 * b_write_2).to(ED)  # [C, BK]
-        b_xx10 = tl.dot(b_x68, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr12 = b_dr11 + (b_write_2 * b_xx10)  # [C, BK] rwkv7.rec:13
-        b_x171 = (b_r2 * b_write_2).to(ED)  # [C, BK]
-        b_x172 = b_x171.to(tl.float32)  # [C, BK]
-        b_dG18 = b_dG17 + (b_x172 * b_xx9)  # [C, BK] rwkv7.rec:12
-        b_dG19 = b_dG18 + (b_x172 * b_xx10)  # [C, BK] rwkv7.rec:12
-        b_x175 = b_x70.to(tl.float32)  # [C, BK]
-        b_x176 = tl.where(b_level == 2 + i_z, b_x97, 0.0)  # [C, C]
-        b_read_2 = tl.exp(tl.minimum((b_x178[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
-        b_x183 = (b_kappa2 * b_read_2).to(ED)  # [C, BK]
-        b_xx21 = tl.dot(tl.trans(b_x176), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG20 = b_dG19 + (b_x175 * b_xx21)  # [C, BK] rwkv7.rec:12
-        b_x185 = b_x66.to(tl.float32)  # [C, BK]
-        b_x186 = tl.where(b_level == 2 + i_z, b_x109, 0.0)  # [C, C]
-        b_xx22 = tl.dot(tl.trans(b_x186), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG21 = b_dG20 + (b_x185 * b_xx22)  # [C, BK] rwkv7.rec:12
-        b_xx27 = tl.dot(tl.trans(b_x64), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x206 = b_x203 + (b_x185 * b_xx27)  # [C, BK] rwkv7.rec:13
-        b_xx33 = tl.dot(tl.trans(b_x68), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_x225 = b_x222 + (b_x175 * b_xx33)  # [C, BK] rwkv7.rec:13
-        b_x257 = b_x183.to(tl.float32)  # [C, BK]
-        b_xx41 = tl.dot(b_x176, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x259 = b_x256 + (b_x257 * b_xx41)  # [C, BK] rwkv7.rec:12
-        b_xx47 = tl.dot(b_x186, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x271 = b_x269 + (b_x257 * b_xx47)  # [C, BK] rwkv7.rec:12
-        b_dk6 = b_dk5 + (b_write_2 * b_xx27)  # [C, BK] rwkv7.rec:12
-        b_x301 = tl.where(b_level == 2 + i_z, b_dYv, 0.0)  # [C, C]
-        b_xx53 = tl.dot(tl.trans(b_x301), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x304 = b_x300 + (b_write_2 * b_xx53)  # [C, BK] rwkv7.rec:12
-        b_x322 = tl.where(b_level == 2 + i_z, b_dYU2, 0.0)  # [C, C]
-        b_xx59 = tl.dot(b_x322, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x324 = b_x321 + (b_read_2 * b_xx59)  # [C, BK] rwkv7.rec:12
-        b_x340 = b_x338 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
-        b_xx65 = tl.dot(tl.trans(b_x322), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x356 = b_x353 + (b_write_2 * b_xx65)  # [C, BK] rwkv7.rec:12
-        b_xx71 = tl.dot(b_x301, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x370 = b_x368 + (b_read_2 * b_xx71)  # [C, BK] rwkv7.rec:12
-        b_x73 = tl.load(
-            G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-            mask=o_k[None, :] < K,
-            other=0.0,
-        )  # [C, BK] rwkv7.rec:12
-        b_write_1 = tl.exp(tl.minimum((b_x72[:, None] * (b_G2 - b_x73)), 0.0))  # [C, BK]
-        b_x77 = tl.where(b_level == 1 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-        b_x79 = (b_k2 * b_write_1).to(ED)  # [C, BK]
-        b_xx11 = tl.dot(b_x77, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dr13 = b_dr12 + (b_write_1 * b_xx11)  # [C, BK] rwkv7.rec:13
-        b_x81 = tl.where(b_level == 1 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-        b_x83 = (b_x3 * b_write_1).to(ED)  # [C, BK]
-        b_xx12 = tl.dot(b_x81, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        dr.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dr13 + (b_write_1 * b_xx12)).to(dr.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] rwkv7.rec:13
-        b_sum_x2 = chunk_sum(
-            (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x3 * b_dw2_out2))), False, True
-        )  # [C, BK] rwkv7.rec:12
-        b_x190 = (b_r2 * b_write_1).to(ED)  # [C, BK]
-        b_x191 = b_x190.to(tl.float32)  # [C, BK]
-        b_dG22 = b_dG21 + (b_x191 * b_xx11)  # [C, BK] rwkv7.rec:12
-        b_x207 = b_x79.to(tl.float32)  # [C, BK]
-        b_xx28 = tl.dot(tl.trans(b_x77), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dG23 = b_dG22 - (b_x206 + (b_x207 * b_xx28))  # [C, BK] rwkv7.rec:12
-        b_dG24 = b_dG23 + (b_x191 * b_xx12)  # [C, BK] rwkv7.rec:12
-        b_x226 = b_x83.to(tl.float32)  # [C, BK]
-        b_xx34 = tl.dot(tl.trans(b_x81), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-        b_dG25 = b_dG24 - (b_x225 + (b_x226 * b_xx34))  # [C, BK] rwkv7.rec:12
-        b_x230 = tl.where(b_level == 1 + i_z, b_x97, 0.0)  # [C, C]
-        b_read_1 = tl.exp(tl.minimum((b_x232[:, None] * (b_G_before - b_x73)), 0.0))  # [C, BK]
-        b_x237 = (b_kappa2 * b_read_1).to(ED)  # [C, BK]
-        b_xx35 = tl.dot(tl.trans(b_x230), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG26 = b_dG25 + (b_x226 * b_xx35)  # [C, BK] rwkv7.rec:12
-        b_x239 = tl.where(b_level == 1 + i_z, b_x109, 0.0)  # [C, C]
-        b_xx36 = tl.dot(tl.trans(b_x239), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_sum_dG = chunk_sum((b_dG26 + (b_x207 * b_xx36)), True, False)  # [C, BK] rwkv7.rec:12
-        b_x242 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
-        b_x260 = b_x237.to(tl.float32)  # [C, BK]
-        b_xx42 = tl.dot(b_x230, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dG_before = (-(b_decay_in2 * (b_kappa2 * b_dYx2))) - (b_x259 + (b_x260 * b_xx42))  # [C, BK] rwkv7.rec:12
-        b_xx48 = tl.dot(b_x239, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_sum_x3 = chunk_sum((b_dG_before - (b_x271 + (b_x260 * b_xx48))), True, True)  # [C, BK] rwkv7.rec:12
-        dw.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_x242 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv7.rec:12
-        b_dk7 = b_dk6 + (b_write_1 * b_xx28)  # [C, BK] rwkv7.rec:12
-        b_x305 = tl.where(b_level == 1 + i_z, b_dYv, 0.0)  # [C, C]
-        b_xx54 = tl.dot(tl.trans(b_x305), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk7 - (b_x304 + (b_write_1 * b_xx54))).to(dk.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
-        b_x325 = tl.where(b_level == 1 + i_z, b_dYU2, 0.0)  # [C, C]
-        b_xx60 = tl.dot(b_x325, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_dkappa = (-(b_decay_in2 * b_dYx2)) - (b_x324 + (b_read_1 * b_xx60))  # [C, BK] rwkv7.rec:12
-        b_x342 = b_x340 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
-        b_xx66 = tl.dot(tl.trans(b_x325), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        b_x360 = b_x342 - (b_x356 + (b_write_1 * b_xx66))  # [C, BK]
-        b_dkappa2 = b_dkappa + (b_a2 * b_x360)  # [C, BK] rwkv7.rec:12
-        b_xx72 = tl.dot(b_x305, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-        dkappa.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (b_dkappa2 - (b_x370 + (b_read_1 * b_xx72))).to(dkappa.dtype).reshape(1, 1, C, BK),
-        )  # [C, BK] rwkv7.rec:12
-        da.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x360).to(da.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] rwkv7.rec:12
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_x4 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+        b_dscore_q_w2 = load_rows(dscore_q_w2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+        b_dYU2 = load_rows(dY_U2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+        b_x97 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU2, 0.0)  # [C, C]
+        b_dYv = load_rows(dY_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+        b_x109 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYv, 0.0)  # [C, C]
+        b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
+        b_x100 = side_of_middle(o_t, 32, True, False)  # [C]
+        b_x20 = side_of_middle(o_t, 16, False, True)  # [C]
+        b_x121 = side_of_middle(o_t, 16, True, False)  # [C]
+        b_x33 = side_of_middle(o_t, 8, False, True)  # [C]
+        b_x140 = side_of_middle(o_t, 8, True, False)  # [C]
+        b_x46 = side_of_middle(o_t, 4, False, True)  # [C]
+        b_x159 = side_of_middle(o_t, 4, True, False)  # [C]
+        b_x59 = side_of_middle(o_t, 2, False, True)  # [C]
+        b_x178 = side_of_middle(o_t, 2, True, False)  # [C]
+        b_x72 = side_of_middle(o_t, 1, False, True)  # [C]
+        b_x232 = side_of_middle(o_t, 1, True, False)  # [C]
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+            o_k = i_k * BK + tl.arange(0, BK)
+            i_z = tl.where(
+                i_k < -T, 1, 0
+            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_a2 = b_a.to(tl.float32)  # [C, BK]
+            b_x3 = b_kappa2 * b_a2  # [C, BK]
+            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_decay_in = tl.exp(b_G2)  # [C, BK]
+            b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
+            b_G_row = tl.load(
+                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+            )  # [BK] rwkv7.rec:12
+            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+            b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
+            b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
+            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_w2 = b_w.to(tl.float32)  # [C, BK]
+            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
+            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
+            b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+            b_x8 = tl.load(
+                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_write_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
+            b_x12 = tl.where(b_level == 32 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
+            b_x14 = (b_k2 * b_write_32).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr3 = (((b_k2 * b_x[:, None]) + (b_x3 * b_x4[:, None])) + (b_decay_in * b_dq_in2)) + (
+                b_write_32 * b_xx
+            )  # [C, BK] rwkv7.rec:13
+            b_x16 = tl.where(b_level == 32 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
+            b_x18 = (b_x3 * b_write_32).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr4 = b_dr3 + (b_write_32 * b_xx2)  # [C, BK] rwkv7.rec:13
+            b_x92 = (b_r2 * b_write_32).to(ED)  # [C, BK]
+            b_x93 = b_x92.to(tl.float32)  # [C, BK]
+            b_dG2 = (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                + (b_decay_in * (b_r2 * b_dq_in2))
+            ) + (b_x93 * b_xx)  # [C, BK] rwkv7.rec:12
+            b_dG3 = b_dG2 + (b_x93 * b_xx2)  # [C, BK] rwkv7.rec:12
+            b_x96 = b_x18.to(tl.float32)  # [C, BK]
+            b_x98 = tl.where(b_level == 32 + i_z, b_x97, 0.0)  # [C, C]
+            b_read_32 = tl.exp(tl.minimum((b_x100[:, None] * (b_G_before - b_x8)), 0.0))  # [C, BK]
+            b_x106 = (b_kappa2 * b_read_32).to(ED)  # [C, BK]
+            b_xx13 = tl.dot(tl.trans(b_x98), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG4 = b_dG3 + (b_x96 * b_xx13)  # [C, BK] rwkv7.rec:12
+            b_x108 = b_x14.to(tl.float32)  # [C, BK]
+            b_x110 = tl.where(b_level == 32 + i_z, b_x109, 0.0)  # [C, C]
+            b_xx14 = tl.dot(tl.trans(b_x110), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG5 = b_dG4 + (b_x108 * b_xx14)  # [C, BK] rwkv7.rec:12
+            b_xx23 = tl.dot(tl.trans(b_x12), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_xx29 = tl.dot(tl.trans(b_x16), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x246 = b_x106.to(tl.float32)  # [C, BK]
+            b_xx37 = tl.dot(b_x98, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx43 = tl.dot(b_x110, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dk2 = ((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
+            b_x286 = tl.where(b_level == 32 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx49 = tl.dot(tl.trans(b_x286), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x311 = tl.where(b_level == 32 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx55 = tl.dot(b_x311, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x332 = ((b_decay_out * b_dw2_out2) + (b_r2 * b_x4[:, None])) + (
+                b_write_32 * b_xx29
+            )  # [C, BK] rwkv7.rec:12
+            b_xx61 = tl.dot(tl.trans(b_x311), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx67 = tl.dot(b_x286, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x21 = tl.load(
+                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_write_16 = tl.exp(tl.minimum((b_x20[:, None] * (b_G2 - b_x21)), 0.0))  # [C, BK]
+            b_x25 = tl.where(b_level == 16 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
+            b_x27 = (b_k2 * b_write_16).to(ED)  # [C, BK]
+            b_xx3 = tl.dot(b_x25, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr5 = b_dr4 + (b_write_16 * b_xx3)  # [C, BK] rwkv7.rec:13
+            b_x29 = tl.where(b_level == 16 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
+            b_x31 = (b_x3 * b_write_16).to(ED)  # [C, BK]
+            b_xx4 = tl.dot(b_x29, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr6 = b_dr5 + (b_write_16 * b_xx4)  # [C, BK] rwkv7.rec:13
+            b_x114 = (b_r2 * b_write_16).to(ED)  # [C, BK]
+            b_x115 = b_x114.to(tl.float32)  # [C, BK]
+            b_dG6 = b_dG5 + (b_x115 * b_xx3)  # [C, BK] rwkv7.rec:12
+            b_dG7 = b_dG6 + (b_x115 * b_xx4)  # [C, BK] rwkv7.rec:12
+            b_x118 = b_x31.to(tl.float32)  # [C, BK]
+            b_x119 = tl.where(b_level == 16 + i_z, b_x97, 0.0)  # [C, C]
+            b_read_16 = tl.exp(tl.minimum((b_x121[:, None] * (b_G_before - b_x21)), 0.0))  # [C, BK]
+            b_x126 = (b_kappa2 * b_read_16).to(ED)  # [C, BK]
+            b_xx15 = tl.dot(tl.trans(b_x119), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG8 = b_dG7 + (b_x118 * b_xx15)  # [C, BK] rwkv7.rec:12
+            b_x128 = b_x27.to(tl.float32)  # [C, BK]
+            b_x129 = tl.where(b_level == 16 + i_z, b_x109, 0.0)  # [C, C]
+            b_xx16 = tl.dot(tl.trans(b_x129), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG9 = b_dG8 + (b_x128 * b_xx16)  # [C, BK] rwkv7.rec:12
+            b_xx24 = tl.dot(tl.trans(b_x25), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x197 = (b_x108 * b_xx23) + (b_x128 * b_xx24)  # [C, BK] rwkv7.rec:13
+            b_xx30 = tl.dot(tl.trans(b_x29), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x216 = (b_x96 * b_xx29) + (b_x118 * b_xx30)  # [C, BK] rwkv7.rec:13
+            b_x248 = b_x126.to(tl.float32)  # [C, BK]
+            b_xx38 = tl.dot(b_x119, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x250 = (b_x246 * b_xx37) + (b_x248 * b_xx38)  # [C, BK] rwkv7.rec:12
+            b_xx44 = tl.dot(b_x129, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x265 = (b_x246 * b_xx43) + (b_x248 * b_xx44)  # [C, BK] rwkv7.rec:12
+            b_dk3 = b_dk2 + (b_write_16 * b_xx24)  # [C, BK] rwkv7.rec:12
+            b_x289 = tl.where(b_level == 16 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx50 = tl.dot(tl.trans(b_x289), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x292 = (b_write_32 * b_xx49) + (b_write_16 * b_xx50)  # [C, BK] rwkv7.rec:12
+            b_x313 = tl.where(b_level == 16 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx56 = tl.dot(b_x313, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x315 = (b_read_32 * b_xx55) + (b_read_16 * b_xx56)  # [C, BK] rwkv7.rec:12
+            b_x334 = b_x332 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
+            b_xx62 = tl.dot(tl.trans(b_x313), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x347 = (b_write_32 * b_xx61) + (b_write_16 * b_xx62)  # [C, BK] rwkv7.rec:12
+            b_xx68 = tl.dot(b_x289, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x364 = (b_read_32 * b_xx67) + (b_read_16 * b_xx68)  # [C, BK] rwkv7.rec:12
+            b_x34 = tl.load(
+                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_write_8 = tl.exp(tl.minimum((b_x33[:, None] * (b_G2 - b_x34)), 0.0))  # [C, BK]
+            b_x38 = tl.where(b_level == 8 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
+            b_x40 = (b_k2 * b_write_8).to(ED)  # [C, BK]
+            b_xx5 = tl.dot(b_x38, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr7 = b_dr6 + (b_write_8 * b_xx5)  # [C, BK] rwkv7.rec:13
+            b_x42 = tl.where(b_level == 8 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
+            b_x44 = (b_x3 * b_write_8).to(ED)  # [C, BK]
+            b_xx6 = tl.dot(b_x42, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr8 = b_dr7 + (b_write_8 * b_xx6)  # [C, BK] rwkv7.rec:13
+            b_x133 = (b_r2 * b_write_8).to(ED)  # [C, BK]
+            b_x134 = b_x133.to(tl.float32)  # [C, BK]
+            b_dG10 = b_dG9 + (b_x134 * b_xx5)  # [C, BK] rwkv7.rec:12
+            b_dG11 = b_dG10 + (b_x134 * b_xx6)  # [C, BK] rwkv7.rec:12
+            b_x137 = b_x44.to(tl.float32)  # [C, BK]
+            b_x138 = tl.where(b_level == 8 + i_z, b_x97, 0.0)  # [C, C]
+            b_read_8 = tl.exp(tl.minimum((b_x140[:, None] * (b_G_before - b_x34)), 0.0))  # [C, BK]
+            b_x145 = (b_kappa2 * b_read_8).to(ED)  # [C, BK]
+            b_xx17 = tl.dot(tl.trans(b_x138), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG12 = b_dG11 + (b_x137 * b_xx17)  # [C, BK] rwkv7.rec:12
+            b_x147 = b_x40.to(tl.float32)  # [C, BK]
+            b_x148 = tl.where(b_level == 8 + i_z, b_x109, 0.0)  # [C, C]
+            b_xx18 = tl.dot(tl.trans(b_x148), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG13 = b_dG12 + (b_x147 * b_xx18)  # [C, BK] rwkv7.rec:12
+            b_xx25 = tl.dot(tl.trans(b_x38), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x200 = b_x197 + (b_x147 * b_xx25)  # [C, BK] rwkv7.rec:13
+            b_xx31 = tl.dot(tl.trans(b_x42), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x219 = b_x216 + (b_x137 * b_xx31)  # [C, BK] rwkv7.rec:13
+            b_x251 = b_x145.to(tl.float32)  # [C, BK]
+            b_xx39 = tl.dot(b_x138, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x253 = b_x250 + (b_x251 * b_xx39)  # [C, BK] rwkv7.rec:12
+            b_xx45 = tl.dot(b_x148, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x267 = b_x265 + (b_x251 * b_xx45)  # [C, BK] rwkv7.rec:12
+            b_dk4 = b_dk3 + (b_write_8 * b_xx25)  # [C, BK] rwkv7.rec:12
+            b_x293 = tl.where(b_level == 8 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx51 = tl.dot(tl.trans(b_x293), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x296 = b_x292 + (b_write_8 * b_xx51)  # [C, BK] rwkv7.rec:12
+            b_x316 = tl.where(b_level == 8 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx57 = tl.dot(b_x316, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x318 = b_x315 + (b_read_8 * b_xx57)  # [C, BK] rwkv7.rec:12
+            b_x336 = b_x334 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
+            b_xx63 = tl.dot(tl.trans(b_x316), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x350 = b_x347 + (b_write_8 * b_xx63)  # [C, BK] rwkv7.rec:12
+            b_xx69 = tl.dot(b_x293, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x366 = b_x364 + (b_read_8 * b_xx69)  # [C, BK] rwkv7.rec:12
+            b_x47 = tl.load(
+                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_write_4 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
+            b_x51 = tl.where(b_level == 4 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
+            b_x53 = (b_k2 * b_write_4).to(ED)  # [C, BK]
+            b_xx7 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr9 = b_dr8 + (b_write_4 * b_xx7)  # [C, BK] rwkv7.rec:13
+            b_x55 = tl.where(b_level == 4 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
+            b_x57 = (b_x3 * b_write_4).to(ED)  # [C, BK]
+            b_xx8 = tl.dot(b_x55, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr10 = b_dr9 + (b_write_4 * b_xx8)  # [C, BK] rwkv7.rec:13
+            b_x152 = (b_r2 * b_write_4).to(ED)  # [C, BK]
+            b_x153 = b_x152.to(tl.float32)  # [C, BK]
+            b_dG14 = b_dG13 + (b_x153 * b_xx7)  # [C, BK] rwkv7.rec:12
+            b_dG15 = b_dG14 + (b_x153 * b_xx8)  # [C, BK] rwkv7.rec:12
+            b_x156 = b_x57.to(tl.float32)  # [C, BK]
+            b_x157 = tl.where(b_level == 4 + i_z, b_x97, 0.0)  # [C, C]
+            b_read_4 = tl.exp(tl.minimum((b_x159[:, None] * (b_G_before - b_x47)), 0.0))  # [C, BK]
+            b_x164 = (b_kappa2 * b_read_4).to(ED)  # [C, BK]
+            b_xx19 = tl.dot(tl.trans(b_x157), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG16 = b_dG15 + (b_x156 * b_xx19)  # [C, BK] rwkv7.rec:12
+            b_x166 = b_x53.to(tl.float32)  # [C, BK]
+            b_x167 = tl.where(b_level == 4 + i_z, b_x109, 0.0)  # [C, C]
+            b_xx20 = tl.dot(tl.trans(b_x167), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG17 = b_dG16 + (b_x166 * b_xx20)  # [C, BK] rwkv7.rec:12
+            b_xx26 = tl.dot(tl.trans(b_x51), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x203 = b_x200 + (b_x166 * b_xx26)  # [C, BK] rwkv7.rec:13
+            b_xx32 = tl.dot(tl.trans(b_x55), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x222 = b_x219 + (b_x156 * b_xx32)  # [C, BK] rwkv7.rec:13
+            b_x254 = b_x164.to(tl.float32)  # [C, BK]
+            b_xx40 = tl.dot(b_x157, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x256 = b_x253 + (b_x254 * b_xx40)  # [C, BK] rwkv7.rec:12
+            b_xx46 = tl.dot(b_x167, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x269 = b_x267 + (b_x254 * b_xx46)  # [C, BK] rwkv7.rec:12
+            b_dk5 = b_dk4 + (b_write_4 * b_xx26)  # [C, BK] rwkv7.rec:12
+            b_x297 = tl.where(b_level == 4 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx52 = tl.dot(tl.trans(b_x297), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x300 = b_x296 + (b_write_4 * b_xx52)  # [C, BK] rwkv7.rec:12
+            b_x319 = tl.where(b_level == 4 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx58 = tl.dot(b_x319, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x321 = b_x318 + (b_read_4 * b_xx58)  # [C, BK] rwkv7.rec:12
+            b_x338 = b_x336 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
+            b_xx64 = tl.dot(tl.trans(b_x319), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x353 = b_x350 + (b_write_4 * b_xx64)  # [C, BK] rwkv7.rec:12
+            b_xx70 = tl.dot(b_x297, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x368 = b_x366 + (b_read_4 * b_xx70)  # [C, BK] rwkv7.rec:12
+            b_x60 = tl.load(
+                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_write_2 = tl.exp(tl.minimum((b_x59[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
+            b_x64 = tl.where(b_level == 2 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
+            b_x66 = (b_k2 * b_write_2).to(ED)  # [C, BK]
+            b_xx9 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr11 = b_dr10 + (b_write_2 * b_xx9)  # [C, BK] rwkv7.rec:13
+            b_x68 = tl.where(b_level == 2 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
+            b_x70 = (b_x3 * b_write_2).to(ED)  # [C, BK]
+            b_xx10 = tl.dot(b_x68, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr12 = b_dr11 + (b_write_2 * b_xx10)  # [C, BK] rwkv7.rec:13
+            b_x171 = (b_r2 * b_write_2).to(ED)  # [C, BK]
+            b_x172 = b_x171.to(tl.float32)  # [C, BK]
+            b_dG18 = b_dG17 + (b_x172 * b_xx9)  # [C, BK] rwkv7.rec:12
+            b_dG19 = b_dG18 + (b_x172 * b_xx10)  # [C, BK] rwkv7.rec:12
+            b_x175 = b_x70.to(tl.float32)  # [C, BK]
+            b_x176 = tl.where(b_level == 2 + i_z, b_x97, 0.0)  # [C, C]
+            b_read_2 = tl.exp(tl.minimum((b_x178[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
+            b_x183 = (b_kappa2 * b_read_2).to(ED)  # [C, BK]
+            b_xx21 = tl.dot(tl.trans(b_x176), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG20 = b_dG19 + (b_x175 * b_xx21)  # [C, BK] rwkv7.rec:12
+            b_x185 = b_x66.to(tl.float32)  # [C, BK]
+            b_x186 = tl.where(b_level == 2 + i_z, b_x109, 0.0)  # [C, C]
+            b_xx22 = tl.dot(tl.trans(b_x186), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG21 = b_dG20 + (b_x185 * b_xx22)  # [C, BK] rwkv7.rec:12
+            b_xx27 = tl.dot(tl.trans(b_x64), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x206 = b_x203 + (b_x185 * b_xx27)  # [C, BK] rwkv7.rec:13
+            b_xx33 = tl.dot(tl.trans(b_x68), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x225 = b_x222 + (b_x175 * b_xx33)  # [C, BK] rwkv7.rec:13
+            b_x257 = b_x183.to(tl.float32)  # [C, BK]
+            b_xx41 = tl.dot(b_x176, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x259 = b_x256 + (b_x257 * b_xx41)  # [C, BK] rwkv7.rec:12
+            b_xx47 = tl.dot(b_x186, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x271 = b_x269 + (b_x257 * b_xx47)  # [C, BK] rwkv7.rec:12
+            b_dk6 = b_dk5 + (b_write_2 * b_xx27)  # [C, BK] rwkv7.rec:12
+            b_x301 = tl.where(b_level == 2 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx53 = tl.dot(tl.trans(b_x301), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x304 = b_x300 + (b_write_2 * b_xx53)  # [C, BK] rwkv7.rec:12
+            b_x322 = tl.where(b_level == 2 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx59 = tl.dot(b_x322, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x324 = b_x321 + (b_read_2 * b_xx59)  # [C, BK] rwkv7.rec:12
+            b_x340 = b_x338 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
+            b_xx65 = tl.dot(tl.trans(b_x322), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x356 = b_x353 + (b_write_2 * b_xx65)  # [C, BK] rwkv7.rec:12
+            b_xx71 = tl.dot(b_x301, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x370 = b_x368 + (b_read_2 * b_xx71)  # [C, BK] rwkv7.rec:12
+            b_x73 = tl.load(
+                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
+                mask=o_k[None, :] < K,
+                other=0.0,
+            )  # [C, BK] rwkv7.rec:12
+            b_write_1 = tl.exp(tl.minimum((b_x72[:, None] * (b_G2 - b_x73)), 0.0))  # [C, BK]
+            b_x77 = tl.where(b_level == 1 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
+            b_x79 = (b_k2 * b_write_1).to(ED)  # [C, BK]
+            b_xx11 = tl.dot(b_x77, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr13 = b_dr12 + (b_write_1 * b_xx11)  # [C, BK] rwkv7.rec:13
+            b_x81 = tl.where(b_level == 1 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
+            b_x83 = (b_x3 * b_write_1).to(ED)  # [C, BK]
+            b_xx12 = tl.dot(b_x81, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            dr.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_dr13 + (b_write_1 * b_xx12)).to(dr.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv7.rec:13
+            b_sum_x2 = chunk_sum(
+                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x3 * b_dw2_out2))), False, True
+            )  # [C, BK] rwkv7.rec:12
+            b_x190 = (b_r2 * b_write_1).to(ED)  # [C, BK]
+            b_x191 = b_x190.to(tl.float32)  # [C, BK]
+            b_dG22 = b_dG21 + (b_x191 * b_xx11)  # [C, BK] rwkv7.rec:12
+            b_x207 = b_x79.to(tl.float32)  # [C, BK]
+            b_xx28 = tl.dot(tl.trans(b_x77), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dG23 = b_dG22 - (b_x206 + (b_x207 * b_xx28))  # [C, BK] rwkv7.rec:12
+            b_dG24 = b_dG23 + (b_x191 * b_xx12)  # [C, BK] rwkv7.rec:12
+            b_x226 = b_x83.to(tl.float32)  # [C, BK]
+            b_xx34 = tl.dot(tl.trans(b_x81), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dG25 = b_dG24 - (b_x225 + (b_x226 * b_xx34))  # [C, BK] rwkv7.rec:12
+            b_x230 = tl.where(b_level == 1 + i_z, b_x97, 0.0)  # [C, C]
+            b_read_1 = tl.exp(tl.minimum((b_x232[:, None] * (b_G_before - b_x73)), 0.0))  # [C, BK]
+            b_x237 = (b_kappa2 * b_read_1).to(ED)  # [C, BK]
+            b_xx35 = tl.dot(tl.trans(b_x230), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG26 = b_dG25 + (b_x226 * b_xx35)  # [C, BK] rwkv7.rec:12
+            b_x239 = tl.where(b_level == 1 + i_z, b_x109, 0.0)  # [C, C]
+            b_xx36 = tl.dot(tl.trans(b_x239), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_sum_dG = chunk_sum((b_dG26 + (b_x207 * b_xx36)), True, False)  # [C, BK] rwkv7.rec:12
+            b_x242 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
+            b_x260 = b_x237.to(tl.float32)  # [C, BK]
+            b_xx42 = tl.dot(b_x230, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG_before = (-(b_decay_in2 * (b_kappa2 * b_dYx2))) - (b_x259 + (b_x260 * b_xx42))  # [C, BK] rwkv7.rec:12
+            b_xx48 = tl.dot(b_x239, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_sum_x3 = chunk_sum((b_dG_before - (b_x271 + (b_x260 * b_xx48))), True, True)  # [C, BK] rwkv7.rec:12
+            dw.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_x242 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            b_dk7 = b_dk6 + (b_write_1 * b_xx28)  # [C, BK] rwkv7.rec:12
+            b_x305 = tl.where(b_level == 1 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx54 = tl.dot(tl.trans(b_x305), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (b_dk7 - (b_x304 + (b_write_1 * b_xx54))).to(dk.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            b_x325 = tl.where(b_level == 1 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx60 = tl.dot(b_x325, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dkappa = (-(b_decay_in2 * b_dYx2)) - (b_x324 + (b_read_1 * b_xx60))  # [C, BK] rwkv7.rec:12
+            b_x342 = b_x340 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
+            b_xx66 = tl.dot(tl.trans(b_x325), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x360 = b_x342 - (b_x356 + (b_write_1 * b_xx66))  # [C, BK]
+            b_dkappa2 = b_dkappa + (b_a2 * b_x360)  # [C, BK] rwkv7.rec:12
+            b_xx72 = tl.dot(b_x305, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            dkappa.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (b_dkappa2 - (b_x370 + (b_read_1 * b_xx72))).to(dkappa.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            da.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x360).to(da.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
 
 
 @triton.jit

@@ -186,13 +186,20 @@ def tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     return _described(x, [N, R, D], [n, r, d], [1, rows, columns])
 
 
+def token_steps(x: torch.Tensor) -> tuple[int, int, int]:
+    """The strides of B, T and H of an addressable [B,T,H,D], in units of 16 bytes."""
+    b, t, h, _ = x.stride()
+    unit = 16 // x.itemsize
+    return b // unit, t // unit, h // unit
+
+
 # ---- block sizes
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, and whether it has
-    scores with a decay per channel."""
+    """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, whether it has scores
+    with a decay per channel, and whether it stores the state of every chunk."""
 
     walk: str
     tk: int
@@ -201,6 +208,7 @@ class Facts:
     vk: int
     dots: int
     channels: bool
+    keeps: bool
 
 
 @dataclass(frozen=True)
@@ -225,6 +233,7 @@ class Card:
     multiprocessors: int
     shared_memory: int
     hip: bool
+    blackwell: bool = False
 
 
 @functools.cache
@@ -234,7 +243,7 @@ def card(device: torch.device) -> Card:
     properties: Any = torch.cuda.get_device_properties(device)
     hip = torch.version.hip is not None
     shared = 64 * 1024 if hip else properties.shared_memory_per_block_optin
-    return Card(properties.multi_processor_count, shared, hip)
+    return Card(properties.multi_processor_count, shared, hip, not hip and properties.major >= 10)
 
 
 def chunk_size(dtype: torch.dtype) -> int:
@@ -248,16 +257,11 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     BK, BV = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(V))
     if facts.walk == "parallel":
         width = min(BK, 32) if facts.channels or facts.dots > 6 else min(BK, 128 if facts.dots <= 1 else 64)
-        if (
-            facts.dots > 1
-        ):  # two passes at least: a loop of one pass is unrolled, and descriptor loads outside of loops share memory with their barriers
+        if facts.dots > 1:  # two passes at least, so that one loads while the other computes
             width = max(16, min(width, BK // 2))
         fixed = (facts.tv * C * BV + facts.ts * C * C) * itemsize
-        for tile, stages in (
-            (width, 3),
-            (width, 2),
-            (16, 2),
-        ):  # never one stage: a loop of descriptor loads in one stage has been seen to go wrong
+        # Never one stage: a loop of descriptor loads in one stage has been seen to go wrong.
+        for tile, stages in ((width, 3), (width, 2), (16, 2)):
             moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
             if fixed + stages * moving <= on.shared_memory - 4096:
                 break
@@ -269,8 +273,11 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     for tile, warps, stages in wide:
         if tile > BV:
             continue
-        bytes_loaded = (facts.tk * C * BK + facts.tv * C * tile + facts.ts * C * C) * itemsize
-        if bytes_loaded * stages > on.shared_memory - 4096 or (BK > 128 and tile > 64):
+        loaded = (facts.tk * C * BK + facts.tv * C * tile + facts.ts * C * C) * itemsize
+        stored = (
+            C * tile + C * C + tile * BK * facts.keeps
+        ) * itemsize  # what waits to be written, and a score between two layouts
+        if loaded * stages + stored > on.shared_memory - 2560 or (BK > 128 and tile > 64):
             continue
         if tile > 32 and heads * triton.cdiv(V, tile) < 0.7 * on.multiprocessors:
             continue
@@ -293,7 +300,7 @@ def precision(dtype: torch.dtype, device: torch.device) -> str:
 def decay_span(dtype: torch.dtype) -> float:
     """How far a log decay may fall over half a chunk for one product to hold it: e^span and e^-span scale the operands. bf16 has the range
     of fp32; fp16 overflows at e^11; the exponential of a large number is not precise enough for fp32."""
-    return {torch.bfloat16: 60.0, torch.float16: 3.0, torch.float32: 4.0}[dtype]
+    return {torch.bfloat16: 60.0, torch.float16: 3.0, torch.float32: 8.0}[dtype]
 
 
 # ---- launches
@@ -307,10 +314,11 @@ class Launch:
     object is cached under, and all tensors start on 16 bytes.
     """
 
-    __slots__ = ("BK", "BV", "_again", "_grid", "_kernel", "_options", "_sizes")
+    __slots__ = ("BK", "BV", "_again", "_grid", "_kernel", "_options", "_sizes", "direct")
 
     def __init__(self, kernel: Any, programs: int, at: Blocks, sizes: dict[str, object], **options: int) -> None:
         self.BK, self.BV = at.BK, at.BV
+        self.direct = sizes.get("DIRECT", False)
         self._kernel, self._grid = kernel, (programs, 1, 1)
         known = {**sizes, "BK": at.BK, "BV": at.BV, "STAGES": at.stages}
         self._sizes = tuple(known[name] for name in kernel.arg_names if name in known)

@@ -27,6 +27,7 @@ from .launch import (
     new_tiles,
     precision,
     tiles,
+    token_steps,
     token_tiles,
     triton_dtype,
 )
@@ -42,18 +43,18 @@ ARGUMENTS = (
     Argument("a", "tk", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True),
-    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True),
-    "scan": Facts("forward", 4, 1, 4, 0, 8, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False),
-    "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False),
-    "states": Facts("forward", 3, 1, 2, 0, 5, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 5, False),
-    "products": Facts("parallel", 0, 4, 0, 2, 8, False),
-    "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False),
-    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True),
-    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False),
+    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True, False),
+    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True, False),
+    "scan": Facts("forward", 4, 1, 4, 0, 8, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False),
+    "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False, False),
+    "states": Facts("forward", 3, 1, 2, 0, 5, False, True),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True),
+    "products": Facts("parallel", 0, 4, 0, 2, 8, False, False),
+    "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False, False),
+    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True, False),
+    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True, False),
 }
 
 
@@ -175,6 +176,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
     return Launch(getattr(kernels, f"chunk_{kernel}_kernel"), programs, at, sizes, num_stages=at.stages, **at.options)
@@ -264,7 +266,7 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(w2_out, C, at.BK),
             tiles(w1_out, C, at.BK),
-            token_tiles(o, C, at.BV),
+            o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
         )
@@ -319,8 +321,8 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(w2_out, C, at.BK),
             tiles(w1_out, C, at.BK),
-            tiles(states, at.BV, at.BK),
-            tiles(U2, C, at.BV),
+            states if at.direct else tiles(states, at.BV, at.BK),
+            U2 if at.direct else tiles(U2, C, at.BV),
             initial_state,
         )
         d_states = new_tiles((B * H * N, V, K), dtype, device)
@@ -334,8 +336,8 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(w2_out, C, at.BK),
             token_tiles(do, C, at.BV),
-            tiles(d_states, at.BV, at.BK),
-            tiles(dY, C, at.BV),
+            d_states if at.direct else tiles(d_states, at.BV, at.BK),
+            dY if at.direct else tiles(dY, C, at.BV),
             d_final_state,
             d_initial_state,
         )
@@ -348,11 +350,11 @@ class _Chunk(torch.autograd.Function):
         at = configure("products", shape)
         at(
             tiles(states, at.BV, at.BK),
-            token_tiles(v, C, at.BV),
-            tiles(U2, C, at.BV),
-            token_tiles(do, C, at.BV),
+            v,
+            U2,
+            do,
             tiles(d_states, at.BV, at.BK),
-            tiles(dY, C, at.BV),
+            dY,
             tiles(dw1_out, C, at.BK),
             tiles(dw2_out, C, at.BK),
             ddecay_all,
@@ -364,17 +366,20 @@ class _Chunk(torch.autograd.Function):
             tiles(dY_v, C, C),
             diagonal_dscore_q_w1,
             diagonal_dscore_q_w2,
+            *token_steps(do),
+            *token_steps(v),
         )
         dv = new_tiles((B, T, H, V), v.dtype, device)
         at = configure("gradient_values", shape)
         at(
-            tiles(score_a2_w1, C, C),
-            tiles(score_q_w1, C, C),
+            score_a2_w1,
+            score_q_w1,
             tiles(w1_out, C, at.BK),
-            token_tiles(do, C, at.BV),
+            do,
             tiles(d_states, at.BV, at.BK),
-            tiles(dY, C, at.BV),
+            dY,
             token_tiles(dv, C, at.BV),
+            *token_steps(do),
         )
         dr = new_tiles((B, T, H, K), r.dtype, device)
         dw = new_tiles((B, T, H, K), w.dtype, device)
@@ -392,13 +397,13 @@ class _Chunk(torch.autograd.Function):
             tiles(dw1_out, C, at.BK),
             tiles(dw2_out, C, at.BK),
             ddecay_all,
-            tiles(dscore_q_w1, C, C),
+            dscore_q_w1,
             diagonal_dscore_q_w1,
-            tiles(dscore_q_w2, C, C),
+            dscore_q_w2,
             diagonal_dscore_q_w2,
             tiles(dq_in, C, at.BK),
-            tiles(dY_U2, C, C),
-            tiles(dY_v, C, C),
+            dY_U2,
+            dY_v,
             tiles(dY_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dw, C, at.BK),
@@ -418,13 +423,13 @@ class _Chunk(torch.autograd.Function):
             tiles(dw1_out, C, at.BK),
             tiles(dw2_out, C, at.BK),
             ddecay_all,
-            tiles(dscore_q_w1, C, C),
+            dscore_q_w1,
             diagonal_dscore_q_w1,
-            tiles(dscore_q_w2, C, C),
+            dscore_q_w2,
             diagonal_dscore_q_w2,
             tiles(dq_in, C, at.BK),
-            tiles(dY_U2, C, C),
-            tiles(dY_v, C, C),
+            dY_U2,
+            dY_v,
             tiles(dY_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dw, C, at.BK),
