@@ -89,9 +89,11 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
             return 4 * count / (4 * hardware.bandwidth)  # out of the cache
         case Segment() | Scatter():
             return 8 * count / hardware.lanes + exchange
-        case Score() | Pull():
-            exponentials = 2 * sizes.t * sizes.k / hardware.special
-            return flops(node, sizes) / (hardware.matmul * hardware.chained) + exponentials + exchange
+        case Score(decay=decay) | Pull(decay=decay):
+            product = flops(node, sizes) / (hardware.matmul * hardware.chained)
+            if decay == "scalar":
+                return product + sizes.t**2 * (1 / hardware.special + 4 / hardware.lanes)
+            return product + 2 * sizes.t * sizes.k / hardware.special + exchange
         case Decay():
             return count / hardware.special + 3 * count / hardware.lanes
         case Sum(axis=axis):

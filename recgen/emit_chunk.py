@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .fuse import fuse_sums
 from .graph import Dot, Pull, Rows, Score
-from .levels import Falls, expand, falls
 from .lower import ROW, Loop, Lowered, by_pointer, lower
 from .normalize import NormalForm
 from .schedule import Buffer, Kernel, Schedule
+from .scores import Falls, expand, falls
 
 INDENT = "    "
 CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES")  # of a kernel, as far as it uses them
@@ -37,7 +38,9 @@ def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
     """The functions of one kernel: indices, masks, the state that enters, the statements, the state that leaves."""
     texts = []
     for label, kind in variants(kernel):
-        lowered = lower(expand(kernel, plan.tile.graph, kind), plan.tile.graph.names, f"{name}.rec")
+        graph = plan.tile.graph
+        made = expand(kernel, graph, kind)
+        lowered = lower(fuse_sums(made, graph) if kernel.walk == "parallel" else made, graph.names, f"{name}.rec")
         body = _where(kernel, kind, _parallel(lowered) if kernel.walk == "parallel" else _scan(lowered))
         lines = (*_indices(kernel, body), *body)
         steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
@@ -52,7 +55,7 @@ def _where(kernel: Kernel, kind: Falls | None, body: tuple[str, ...]) -> tuple[s
     pipeliner for Blackwell does not take.)"""
     if kind is None:
         return body
-    (sums,) = {n.args[-1] for n in kernel.computed() if isinstance(n.op, Score | Pull)}
+    (sums,) = {n.args[-1] for n in kernel.computed() if isinstance(n.op, Score | Pull) and n.op.decay == "key"}
     (rows,) = [b.name for b in kernel.loads if b.node is sums]
     steep = f"is_steep({rows}_rows + i_c * C * {ROW}, {ROW}, C, K, SPAN)"
     return (f"if {'' if kind == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))

@@ -9,11 +9,12 @@ goes in pieces that fit a cache.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import inlined
 from .graph import Axis
 from .lower_torch import AFTER, CHUNK, LOOP, TILE, TOKEN, TorchLowering
+from .scores import Expansion
 from .tile import TileGraph
 
 INDENT = "    "
@@ -136,4 +137,6 @@ class _Function(TorchLowering):
 
 def torch_text(tile: TileGraph) -> TorchText:
     """`torch_chunk_<name>` of a tile graph."""
+    found = Expansion(tile.graph, None).expand([tile.output, tile.state], lambda n: False)
+    tile = replace(tile, output=found[tile.output.index], state=found[tile.state.index])
     return _Function(tile, KEY_CHUNK if tile.form.decay_axis == "key" else tile.chunk).text()

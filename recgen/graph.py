@@ -115,26 +115,32 @@ class Decay:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """a_t . exp(read_t - write_s) kappa_s at the pairs s < t, with a decay of its own in every key channel.
+    """(a_t . kappa_s) under the decay between t and s, at the pairs s < t; causal: and a_t . kappa_t at s = t.
 
-    Arguments: a, kappa, the cumulative log decay where a reads and where kappa is written, and that at the end of each token. A kernel
-    computes it as matrix products around rows of the last; how many depends on how steeply the decay falls (levels.py).
+    decay "scalar": exp(read_t - write_s) where no reset lies between, one for all channels. Arguments: a, kappa, the cumulative log decay
+    and the resets where a reads, and those where kappa is written. "key": exp(read_t - write_s) in every key channel. Arguments: a, kappa,
+    the log decay where a reads, where kappa is written, and at the end of each token. Kernels compute both as matrix products; how many,
+    with a decay per channel, depends on how steeply it falls (scores.py).
     touching: no decay lies between a token and the next, for a reader before its own and a writer after.
     """
 
+    decay: Literal["scalar", "key"]
+    causal: bool
     touching: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What the cotangent c of a Score gives back, [t, k]: to a (read), sum_s c_ts exp(read_t - write_s) kappa_s; to kappa (write) likewise.
+    """What the cotangent c of a Score gives back through its pairs s < t: to a (read), sum_s c_ts exp(read_t - write_s) kappa_s, [t, k]; to
+    kappa (write) likewise.
 
-    gate: times the reader's or the writer's own row, which is the gradient of `read`, or of `write` but for its sign. Then every pair
-    stands in both with one value, bit by bit: what they give each other leaves nothing in a cumulative sum over both.
-    touching: pairs of neighbours, which no decay lies between, do not count. Arguments: c, the rows (kappa; a; with gate both), and the
-    three log decays of the Score.
+    gate: times the reader's or the writer's own row, over the channels that share a decay: the gradient of `read`, or of `write` but for
+    its sign. Then every pair stands in both with one value, bit by bit: what they give each other leaves nothing in a sum over both.
+    touching: pairs of neighbours, which no decay lies between, do not count. Arguments: c, the rows (kappa; a; with gate both), and the log
+    decays of the Score.
     """
 
+    decay: Literal["scalar", "key"]
     side: Literal["read", "write"]
     gate: bool
     touching: bool
@@ -237,6 +243,7 @@ class Graph:
     """Builds nodes; simplifies on the way, and only lets valid ones through."""
 
     table: dict[tuple[object, ...], Node] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     line: int = 0  # the spec line that is being translated
 
@@ -246,6 +253,7 @@ class Graph:
         if node is None:
             node = Node(op, args, axes, self.line, len(self.table))
             self.table[key] = node
+            self.nodes.append(node)
         return node
 
     def name(self, node: Node, name: str) -> Node:
@@ -359,10 +367,11 @@ class Graph:
                     return turned
                 continue
             if isinstance(factor.op, Score):
-                c = self.expand(self.mul(*others), factor.axes)
+                c, (a, kappa) = self.expand(self.mul(*others), factor.axes), factor.args[:2]
+                diagonal = self.own(factor, c, self.sum(self.mul(a, kappa), "k"))
                 if axis == "s":
-                    return self.sum(self.mul(factor.args[0], self.pull("read", factor, c)), "k")
-                return self.along(self.sum(self.mul(factor.args[1], self.pull("write", factor, c)), "k"))
+                    return self.add(self.sum(self.mul(a, self.pull("read", factor, c)), "k"), diagonal)
+                return self.along(self.add(self.sum(self.mul(kappa, self.pull("write", factor, c)), "k"), diagonal))
             if not isinstance(factor.op, Dot) or factor.op.solve or "k" in factor.axes:
                 continue
             if axis != "v" and not any("k" in a.axes for a in factor.args):
@@ -384,6 +393,8 @@ class Graph:
         """A vector over t as one over s, or back; a tile without either stays as it is."""
         if isinstance(x.op, Along):
             return x.args[0]
+        if isinstance(x.op, Map) and x.op.fn == "mul" and all(isinstance(a.op, Along) or not {"t", "s"} & set(a.axes) for a in x.args):
+            return self.mul(*(self.along(a) for a in x.args))
         swap: dict[Axis, Axis] = {"t": "s", "s": "t"}
         axes = order_axes(swap.get(a, a) for a in x.axes)
         return x if axes == x.axes else self.make(Along(), (x,), axes)
@@ -422,13 +433,15 @@ class Graph:
         weight = self.make(Decay(apart), (*read, *write), ("t", "s"))
         return self.mask(weight, "strict") if strict and not apart else weight
 
-    def score(self, a: Node, kappa: Node, read: Node, write: Node, sums: Node) -> Node:
-        before, after = (isinstance(x.op, Segment) and x.op.exclusive for x in (read, write))
-        return self.make(Score(before and not after), (a, kappa, read, write, sums), ("t", "s"))
+    def score(self, a: Node, kappa: Node, read: tuple[Node, ...], write: tuple[Node, ...], *sums: Node, causal: bool = False) -> Node:
+        """read, write: a log decay [t] and its resets, or a log decay [t, k]; then `sums` as well."""
+        before, after = (isinstance(x[0].op, Segment) and x[0].op.exclusive for x in (read, write))
+        op = Score("key" if sums else "scalar", causal, before and not after)
+        return self.make(op, (a, kappa, *read, *write, *sums), ("t", "s"))
 
     def pull(self, side: Literal["read", "write"], score: Node, c: Node, *, gate: bool = False) -> Node:
         """What the cotangent c of a Score gives back. A scale of c over t goes to the reader's rows and one over s to the writer's, and
-        comes out where those are what is asked for: both sides then share one c as it is in memory."""
+        comes out where those are what is asked for: both sides then share one c."""
         assert isinstance(score.op, Score)
         a, kappa, *decays = score.args
         core, scales = self.split_scales(c)
@@ -439,7 +452,14 @@ class Graph:
         a, kappa = self.mul(*over_t, a), self.mul(*over_s, kappa)
         rows = (a, kappa) if gate else ((kappa,) if side == "read" else (a,))
         own = [] if gate else (over_t if side == "read" else over_s)
-        return self.mul(*numbers, *own, self.make(Pull(side, gate, gate and score.op.touching), (core, *rows, *decays), ("t", "k")))
+        op = Pull(score.op.decay, side, gate, gate and score.op.touching)
+        axes: Axes = ("t",) if gate and op.decay == "scalar" else ("t", "k")
+        return self.mul(*numbers, *own, self.make(op, (core, *rows, *decays), axes))
+
+    def own(self, score: Node, c: Node, row: Node) -> Node:
+        """What the cotangent of a causal Score gives back through s = t, where `row` is the other of the two rows that meet."""
+        assert isinstance(score.op, Score)
+        return self.mul(self.take_diagonal(c), row) if score.op.causal else self.const(0.0)
 
     def diagonal(self, x: Node) -> Node:
         return self.make(Diagonal(), (x,), ("t", "s"))

@@ -45,6 +45,7 @@ from .graph import (
 )
 from .schedule import Buffer, Kernel, varies
 
+WIDE: tuple[Axes, ...] = (("t", "s"), ("t", "v"))  # tiles without key channels
 EXTENT = {"t": "C", "s": "C", "k": "BK", "v": "BV"}
 ROW = "((K + 3) // 4 * 4)"  # elements from row to row of a tile in fp32 that is read row by row: padded to 16 bytes
 
@@ -118,7 +119,7 @@ class Lowering:
         """For a parallel kernel: after which loop over the key tiles a value is there (0: before any)."""
         have = {b.node.index for b in self.kernel.loads}
         inside = topological((b.node for b in self.kernel.stores), stop=lambda n: n.index in have)
-        later = 1 if self._scores_apart([n for n in inside if n.index not in have]) else 0
+        later = 1 if self._apart([n for n in inside if n.index not in have]) else 0
         for node in inside:
             args = () if node.index in have else node.args
             level = 0
@@ -128,7 +129,7 @@ class Lowering:
                 # a key tile lives in the loop after everything it needs: levels of key tiles count the loops before theirs
                 self.levels[node.index] = level
             elif any("k" in a.axes for a in args):
-                first = 0 if node.axes == ("t", "s") else later
+                first = 0 if node.axes in WIDE else later
                 self.levels[node.index] = 1 + max(first, *(self.levels[a.index] for a in args if "k" in a.axes))
                 self.levels[node.index] = max(self.levels[node.index], level)
             else:
@@ -139,11 +140,11 @@ class Lowering:
                 self.levels[buffer.node.index] = max(self.levels[buffer.node.index], later)
 
     @staticmethod
-    def _scores_apart(inside: list[Node]) -> bool:
-        """Whether (t, s) sums over key channels get a loop of their own: beside products that make key tiles they would not fit in
+    def _apart(inside: list[Node]) -> bool:
+        """Whether sums over key channels that are tiles get a loop of their own: beside products that make key tiles they would not fit in
         registers."""
-        scores = any(isinstance(n.op, Dot) and n.axes == ("t", "s") and any("k" in a.axes for a in n.args) for n in inside)
-        return scores and sum(isinstance(n.op, Dot) and "k" in n.axes for n in inside) > 2
+        wide = any(isinstance(n.op, Dot) and n.axes in WIDE and any("k" in a.axes for a in n.args) for n in inside)
+        return wide and sum(isinstance(n.op, Dot) and "k" in n.axes for n in inside) > 2
 
     def where(self, node: Node) -> int:
         """The scope in which a use finds the value. A level's mask of a score is made again in every pass over the key tiles: the
@@ -282,7 +283,7 @@ class Lowering:
             natural = self.order(node)
             if _is_rounded(node):
                 return self.operand(node.args[0], order)
-            if order != natural and self._products(node) == 0:
+            if order != natural and (not self.scan or self._products(node) == 0):
                 self.memo[key] = self.emit(node, f"tl.trans({self.operand(node, natural)})", self.where(node), plain=True, axes=order)
             elif isinstance(node.op, Mask) and not self._reduces_keys(node) and self._products(node) == 0:
                 inner = self.operand(node.args[0], order)
@@ -489,7 +490,7 @@ class Lowering:
             case Load():
                 raise ValueError(f"{node.op.name} is not loaded by {self.kernel.name}")
             case Score() | Pull():
-                raise ValueError(f"{node.op} stands for matrix products: levels.py")
+                raise ValueError(f"{node.op} stands for matrix products: scores.py")
             case _:
                 assert_never(node.op)
 

@@ -270,12 +270,14 @@ class TorchLowering:
                 return emit(f"{self.bind(self.value(gate, scope), 9)}.sum({gate.axes.index('t') - len(gate.axes)})", 9, plain=True)
             case Rows():
                 return emit(f"{arg(0, 9)}.select({node.args[0].axes.index('t') - len(node.args[0].axes)}, -1)", 9, plain=True)
-            case Score():
+            case Score(decay="key", causal=causal):
                 a, kappa, read, write, _ = node.args
                 rows = ", ".join(self.spread(x, read, scope, 0) for x in (a, kappa, read.args[0]))
                 before = ", ".join(str(isinstance(x.op, Segment) and x.op.exclusive) for x in (read, write))
-                return emit(f"_score({rows}, {before})", 9, plain=False)
-            case Pull() | Scatter() | Side():
+                own = " * ".join(self.spread(x, read, scope, 3) for x in (a, kappa))
+                diagonal = f" + torch.diag_embed(({own}).sum(-1))" if causal else ""
+                return emit(f"_score({rows}, {before}){diagonal}", 1 if causal else 9, plain=False)
+            case Score() | Pull() | Scatter() | Side():
                 raise VerifyError(f"{node.op} has no place in plain torch")
             case Mask(kind="strict" | "causal" as kind):
                 return emit(f"{arg(0, 9)}.tril({-1 if kind == 'strict' else 0})", 9, plain=True)

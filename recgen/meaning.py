@@ -89,16 +89,22 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             read, read_resets, write, write_resets = args
             connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("strict" if strict else "causal", 0, sizes["t"])
             return np.exp(np.where(connected, read[:, None] - write[None, :], -np.inf))
-        case Score():
-            a, kappa, read, write, _ = args
-            return np.asarray(np.einsum("tk,sk,tsk->ts", _over(a, read), _over(kappa, read), _between(read, write)))
-        case Pull(side=side, gate=gate, touching=touching):
-            c, *given, read, write, _ = args
-            other = given[-1] if side == "read" else given[0]
-            spec = "ts,sk,tsk->tk" if side == "read" else "ts,tk,tsk->sk"
+        case Score(decay=decay, causal=causal):
+            a, kappa, *decays = args
+            between = _between(decay, decays, sizes)
+            score = np.asarray(np.einsum("tk,sk,tsk->ts", _over(a, between), _over(kappa, between), between))
+            return score + np.diag(np.sum(_over(a, between) * _over(kappa, between), 1)) if causal else score
+        case Pull(decay=decay, side=side, gate=gate, touching=touching):
+            c, *rest = args
+            given, decays = (rest[: 1 + gate], rest[1 + gate :])
+            between = _between(decay, decays, sizes)
             c = np.where(mask_matrix("gapped", 0, sizes["t"]), c, 0.0) if touching else c
-            pulled = np.asarray(np.einsum(spec, c, _over(other, read), _between(read, write)))
-            return pulled * _over(given[0] if side == "read" else given[-1], read) if gate else pulled
+            spec = "ts,sk,tsk->tk" if side == "read" else "ts,tk,tsk->sk"
+            pulled = np.asarray(np.einsum(spec, c, _over(given[-1] if side == "read" else given[0], between), between))
+            if not gate:
+                return pulled
+            own = pulled * _over(given[0] if side == "read" else given[-1], between)
+            return own if decay == "key" else own.sum(1)
         case Diagonal():
             return np.diag(args[0])
         case TakeDiagonal():
@@ -128,15 +134,21 @@ def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
             raise ValueError(kind)
 
 
-def _between(read: Array, write: Array) -> Array:
-    """exp(read_t - write_s) at the pairs s < t, [t, s, k]."""
-    seen = mask_matrix("strict", 0, len(read))[:, :, None]
-    return np.asarray(np.exp(np.where(seen, read[:, None] - write[None], -np.inf)))
+def _between(decay: str, decays: list[Array], sizes: Mapping[Axis, int]) -> Array:
+    """The decay at the pairs s < t, [t, s, k]."""
+    seen = mask_matrix("strict", 0, sizes["t"])
+    if decay == "key":
+        read, write, _ = decays
+        return np.asarray(np.exp(np.where(seen[:, :, None], read[:, None] - write[None], -np.inf)))
+    read, read_resets, write, write_resets = decays
+    seen = seen & (read_resets[:, None] == write_resets[None, :])
+    scalar = np.exp(np.where(seen, read[:, None] - write[None, :], -np.inf))
+    return np.asarray(np.repeat(scalar[:, :, None], sizes["k"], 2))
 
 
-def _over(rows: Array, like: Array) -> Array:
+def _over(rows: Array, between: Array) -> Array:
     """A row for each token; a parameter has one for all."""
-    return np.broadcast_to(rows, like.shape)
+    return np.broadcast_to(rows, between.shape[1:])
 
 
 def _source(size: int, n: int) -> NDArray[np.intp]:

@@ -87,8 +87,12 @@ class Schedule:
         found: set[str] = set()
         for kernel in (*self.forward, *self.backward):
             for node in kernel.computed():
+                rows: tuple[Node, ...] = ()
                 if isinstance(node.op, Dot):
-                    found |= {a.op.name for a in node.args if isinstance(a.op, Load) and a.op.role == "input"}
+                    rows = node.args
+                elif isinstance(node.op, Score | Pull) and node.op.decay == "scalar":  # the decay is outside of the product
+                    rows = node.args[:-4]
+                found |= {a.op.name for a in rows if isinstance(a.op, Load) and a.op.role == "input"}
         return frozenset(found)
 
     def __str__(self) -> str:
@@ -126,14 +130,15 @@ class _Planner:
     ) -> tuple[Node, ...]:
         """The nodes that a kernel computing `targets` loads: a minimum cut between passing a value through memory and computing it here.
 
-        given: values in memory already, which cost their load alone. storable: what another kernel could store. pressure: how much
-        dearer an operation is here than in the kernel that would make it for us. made_before: what is never made again. A kernel that
-        makes values for us loads its inputs: that counts too.
+        given: values in memory already, which cost their load alone; only an elementwise one is ever made again. storable: what another
+        kernel could store. pressure: how much dearer an operation is here than in the kernel that would make it for us. made_before: what
+        is never made again. A kernel that makes values for us loads its inputs: that counts too.
         """
         targets = tuple(targets)
         graph = nx.DiGraph()
-        nodes = topological(targets, stop=lambda n: isinstance(n.op, Load))
         goals = {n.index for n in targets}
+        loaded = {i for i in given - goals if not isinstance(self.tile.graph.nodes[i].op, Map)}
+        nodes = topological(targets, stop=lambda n: isinstance(n.op, Load) or n.index in loaded)
 
         def ticks(time: float) -> int:  # integers, so that the cut cannot depend on rounding
             return round(time * 1e15)
@@ -148,27 +153,32 @@ class _Planner:
                 if node.op.role == "input":
                     graph.add_edge((node.index, "maker"), "sink", capacity=ticks(load))
                 continue
+            if node.index in loaded:
+                graph.add_edge("source", here, capacity=ticks(load))
+                continue
             if node.index in goals or not (node.index in given or storable(node)):
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
-            in_chunks = isinstance(node.op, Score | Pull) and pressure == SCAN  # how it is computed differs from chunk to chunk
+            in_chunks = _per_channel(node) and pressure == SCAN  # how it is computed differs from chunk to chunk
             if node.index in self.resident or node.index in made_before or in_chunks:
                 graph.add_edge("source", made)
             else:
                 graph.add_edge("source", made, capacity=ticks(self.price(node, pressure) * self.seconds(node)))
-            for arg in node.args:
-                if not isinstance(arg.op, Const):
-                    graph.add_edge((arg.index, "here"), made)
-                if isinstance(arg.op, Load) and arg.op.role == "input" and node.index not in given and self.local(node):
+            for arg in (a for a in node.args if not isinstance(a.op, Const)):
+                graph.add_edge((arg.index, "here"), made)
+                if node.index not in given and self.local(node):  # what the maker needs, down to the inputs
                     graph.add_edge(made, (arg.index, "maker"))
+                    graph.add_edge((node.index, "maker"), (arg.index, "maker"))
         for target in targets:
             graph.add_edge((target.index, "here"), "sink")
         _, (before, _) = nx.minimum_cut(graph, "source", "sink")
         return tuple(
             n
             for n in nodes
-            if not isinstance(n.op, Const) and (n.index, "here") not in before and (isinstance(n.op, Load) or (n.index, "made") in before)
+            if not isinstance(n.op, Const)
+            and (n.index, "here") not in before
+            and (isinstance(n.op, Load) or n.index in loaded or (n.index, "made") in before)
         )
 
     def price(self, node: Node, pressure: float) -> float:
@@ -244,7 +254,7 @@ def _settle(plan: Schedule) -> Schedule:
         ends = {b.node.index for b in kernel.stores}
         for buffer in kernel.loads:
             users = [n for n in inside if buffer.node in n.args and n.index not in have]
-            pulled = [n for n in users if isinstance(n.op, Pull) and n.args[0] is buffer.node]  # it meets matrix products alone
+            pulled = [n for n in users if _per_channel(n) and n.args[0] is buffer.node]  # it meets matrix products alone
             share = isinstance(buffer.node.op, Dot) and "v" not in buffer.node.axes  # of a gradient: scaled, and added to others
             if any(not isinstance(n.op, Dot) and n not in pulled for n in users) and buffer.node.index not in ends and not share:
                 keep.add(buffer.name)
@@ -263,7 +273,7 @@ def _settle(plan: Schedule) -> Schedule:
 
 def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
     """Cuts the graph into kernels."""
-    resident = frozenset(n.args[-1].index for n in tile.graph.table.values() if isinstance(n.op, Rows | Score | Pull))
+    resident = frozenset(n.args[-1].index for n in tile.graph.table.values() if isinstance(n.op, Rows) or _per_channel(n))
     plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident, {})
     for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
         plan.buffer(leaf)
@@ -272,6 +282,10 @@ def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = N
     result = _settle(Schedule(tile, forward, backward, saved, plan.sizes, hardware))
     result.verify()
     return result
+
+
+def _per_channel(node: Node) -> bool:
+    return isinstance(node.op, Score | Pull) and node.op.decay == "key"
 
 
 def varies(node: Node) -> bool:
@@ -327,11 +341,13 @@ def _forward(plan: _Planner) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
 
 
 def _groups(gradients: list[Node]) -> list[list[Node]]:
-    """The gradients that one kernel makes. Where the key side alone is large, value rows get a kernel of their own."""
+    """The gradients that one kernel makes. Where the key side alone is large, or made for two kinds of chunk, value rows get a kernel of
+    their own."""
     key_side = [n for n in gradients if "v" not in n.axes]
     values = [n for n in gradients if "v" in n.axes]
-    products = sum(isinstance(n.op, Dot) for n in topological(key_side))
-    if values and key_side and products > MANY:
+    inside = topological(key_side)
+    products = sum(isinstance(n.op, Dot | Score) or (isinstance(n.op, Pull) and not n.op.gate) for n in inside)
+    if values and key_side and (products > MANY or any(_per_channel(n) for n in inside)):
         return [values, key_side]
     return [gradients] if gradients else []
 
@@ -340,7 +356,7 @@ def _products(gradients: list[Node]) -> list[Node]:
     """Where the key side works through scores per channel: what it needs of products over value channels, which then get a kernel of their
     own: the cotangents of scores, and key tiles."""
     inside = topological(gradients)
-    if not any(isinstance(n.op, Pull) for n in inside):
+    if not any(_per_channel(n) for n in inside):
         return []
     over_values = {n.index for n in inside if "v" not in n.axes and any("v" in a.axes for a in n.args)}
     scores = {n.index for n in inside if n.index in over_values and n.axes == ("t", "s")}
@@ -378,9 +394,11 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
     groups = _groups(gradients)
     products = _products(groups[-1]) if groups else []
     made = frozenset(n.index for n in products)
-    cuts = [plan.cut(products, given, storable, PARALLEL)] if products else []
+    scans = [plan.cut([end], given, plan.local, SCAN) for end in (tile.state, tile.d_start)]
+    loaded = given | {n.index for scan in scans for n in scan if plan.local(n) and not isinstance(n.op, Load)}
+    cuts = [plan.cut(products, loaded, storable, PARALLEL)] if products else []
     given |= made
-    cuts += [plan.cut(group, given, storable, PARALLEL, made) for group in groups]
+    cuts += [plan.cut(group, loaded | made, storable, PARALLEL, made) for group in groups]
     gradient_loads = tuple(dict.fromkeys(n for cut in cuts for n in cut if n not in products))
     forward_rows = [n for n in gradient_loads if "state" in plan.depends(n) and not isinstance(n.op, Load)]
     reverse_rows = [n for n in gradient_loads if "dstate" in plan.depends(n) and not isinstance(n.op, Load)]

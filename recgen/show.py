@@ -6,7 +6,7 @@ import re
 
 from .chunk_text import columns
 from .cost import Sizes, flops
-from .graph import Decay, Inverse, Load, Map, Mask, Node, Score, Segment, Valid, topological
+from .graph import Inverse, Load, Map, Mask, Node, Score, Segment, Valid, topological
 from .schedule import Buffer, Kernel, Layout, Schedule
 from .show_maths import Names
 from .tile import TileGraph
@@ -53,20 +53,14 @@ def _graph_legend(tile: TileGraph, names: Names) -> list[str]:
     ]
     if any(isinstance(op, Segment) for op in ops):
         rows.append(("segment sum", "cumulative inside blocks of tokens: nothing is subtracted, exp of it is at most 1"))
-    if any(isinstance(op, Mask | Decay) for op in ops):
+    if any(isinstance(op, Mask | Score) for op in ops):
         rows.append(("x, s < t", "x at the pairs (t, s) where that holds, 0 elsewhere"))
-    if any(isinstance(op, Score) for op in ops):
-        rows.append(
-            (
-                "exp(G_t - G_s)",
-                "per channel: matrix products around a row of G, or of its halves of halves where it falls steeply",
-            )
-        )
+    if any(isinstance(op, Score) and op.decay == "key" for op in ops):
+        rows.append(("exp(G_t - G_s)", "per channel: matrix products around a row of G, or of its halves of halves where it falls steeply"))
+    if any(isinstance(op, Score) and op.decay == "scalar" for op in ops):
+        rows.append(("exp(D_t - D_s)", "0 where R_t is not R_s: D sums the log decays but for the resets (exp is 0), which R counts"))
     if any(isinstance(op, Inverse) for op in ops):
         rows.append(("(I - L)^-1", "never differentiated: with U = (I - L)^-1 Y, dY = (I - L)^-T dU and dL = dY U^T"))
-    if any(isinstance(op, Decay) for op in ops):
-        rows.append(("finite, resets", "a log decay but for its resets (exp is 0), and these: one between s and t is a decay of 0"))
-        rows.append(("Z", "ddecay * decay: row sums less column sums of it are the gradient of G"))
     if any(isinstance(op, Valid) for op in ops):
         rows.append(("valid(x)", "x, and 0 on the padding of a ragged last chunk"))
     if any(isinstance(op, Map) and op.fn == "quotient" for op in ops):

@@ -129,22 +129,18 @@ class Names:
                 return f"{self.paren(first, MATMUL)} at the last token", PHRASE
             case Scatter():
                 return f"{self.paren(first, MATMUL)}, in the row of the last token", PHRASE
-            case Score():
+            case Score(decay=decay, causal=causal):
                 a, kappa = (self.paren(x, ATOM) for x in node.args[:2])
-                return f"sum_k({a}_t * {kappa}_s * {self._between(node)}), s < t", PHRASE
-            case Pull(side=side, gate=gate, touching=touching):
-                rows = [self.paren(x, ATOM) for x in node.args[1:-3]]
-                other, over = (rows[-1] + "_s", "s") if side == "read" else (rows[0] + "_t", "t")
-                own = f"{rows[0] if side == 'read' else rows[-1]} * " if gate else ""
-                text = f"{own}sum_{over}({self.paren(first, PRODUCT)} * {other} * {self._between(node)})"
-                return f"{text}, s < t{' - 1' if touching else ''}", PHRASE
+                seen = f"s {'<=' if causal else '<'} t"
+                if decay == "scalar":
+                    return f"({a} {kappa}^T) * {self._between(decay, node)}, {seen}", PHRASE
+                return f"sum_k({a}_t * {kappa}_s * {self._between(decay, node)}), {seen}", PHRASE
+            case Pull():
+                return self._pull(node, node.op), PHRASE
             case Mask(kind=kind):
                 return f"{self.paren(first, MATMUL)}, s {'<=' if kind == 'causal' else '<'} t", PHRASE
             case Valid():
                 return f"valid({self.bound(first)[0]})", ATOM
-            case Decay():
-                read, read_resets, write, write_resets = (self.names[a.index] for a in node.args)
-                return f"exp({read}_t - {write}_s), s <= t, {read_resets}_t = {write_resets}_s", PHRASE
             case Diagonal():
                 return f"diag({self.bound(first)[0]})", ATOM
             case TakeDiagonal():
@@ -155,7 +151,7 @@ class Names:
                 return self.bound(first)
             case Along():
                 return _transposed(*self.bound(first))
-            case Side() | Load() | Const():
+            case Load() | Const() | Side() | Decay():  # of the last two there are none before kernels are written
                 return self.bound(node)
             case _:
                 assert_never(node.op)
@@ -181,9 +177,20 @@ class Names:
             case _:
                 return f"{fn}({self.bound(node.args[0])[0]})", ATOM
 
-    def _between(self, node: Node) -> str:
-        read, write = (self.paren(x, ATOM) for x in node.args[-3:-1])
+    def _between(self, decay: str, node: Node) -> str:
+        """The decay between t and s."""
+        read, write = (self.paren(x, ATOM) for x in (node.args[-4:-1:2] if decay == "scalar" else node.args[-3:-1]))
         return f"exp({read}_t - {write}_s)"
+
+    def _pull(self, node: Node, op: Pull) -> str:
+        rows = [self.paren(x, ATOM) for x in node.args[1 : 2 + op.gate]]
+        own, other = (rows[0], rows[-1]) if op.side == "read" else (rows[-1], rows[0])
+        c, between, seen = self.paren(node.args[0], PRODUCT), self._between(op.decay, node), f"s < t{' - 1' if op.touching else ''}"
+        over = "s" if op.side == "read" else "t"
+        text = f"sum_{over}({c} * {other}_{over} * {between})"
+        if op.gate:
+            text = f"sum_k({own} * {text})" if op.decay == "scalar" else f"{own} * {text}"
+        return f"{text}, {seen}"
 
     def _dot(self, node: Node, spec: str) -> tuple[str, int]:
         """x y^T and the like: an operand is transposed where the contracted axis does not stand in the middle."""

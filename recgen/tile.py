@@ -118,44 +118,39 @@ class _Builder:
         return self.graph.name(self.graph.exp(total), "decay_all")
 
     def score(self, reader: Reader, writer: Writer) -> Node:
-        """reader_t . exp(G'_t - G'_s) writer_s over the pairs that see each other, [t, s]."""
+        """reader_t . exp(G'_t - G'_s) writer_s over the pairs that see each other, [t, s]. With a decay it is one node, which the kernels
+        turn into matrix products; what scales whole rows or columns of it stands outside."""
         graph, gate, kind = self.graph, self.gate(), writer.seen_by(reader)
         a, kappa = self.row(reader.vector), self.row(writer.vector)
         if gate is None:
             return graph.mask(graph.dot("tk,sk->ts", a, kappa), kind)
+        a, read_scales = self._rows_alone(a)
+        kappa, write_scales = self._rows_alone(kappa)
+        own = kind == "causal" and reader.after and not writer.after  # its own token's decay lies between
+        causal = kind == "causal" and not own
         if gate.axes == ("t",):
-            raw = self.raw_gate()
-            assert raw is not None
-            cut, resets = graph.map("finite", raw), graph.map("resets", raw)
-            sums = {
-                after: graph.name(graph.segment(cut, CHUNK, exclusive=not after), "D" if after else "D_before") for after in (True, False)
-            }
-            counts = {
-                after: graph.name(graph.segment(resets, CHUNK, exclusive=not after), "R" if after else "R_before")
-                for after in (True, False)
-            }
-            weight = graph.decay(
-                (sums[reader.after], counts[reader.after]), (sums[writer.after], counts[writer.after]), strict=kind == "strict"
-            )
-            return graph.mul(graph.name(weight, "decay"), graph.dot("tk,sk->ts", a, kappa))
-        return self._channel_score(a, kappa, gate, reader, writer)
-
-    def _channel_score(self, a: Node, kappa: Node, gate: Node, reader: Reader, writer: Writer) -> Node:
-        """Decay per key channel: one node, which the kernels turn into matrix products. What scales whole rows or columns of it stands
-        outside."""
-        graph = self.graph
-        a, read_scales = graph.split_scales(a)
-        kappa, write_scales = graph.split_scales(kappa)
-        a, read_scales = graph.mul(a, *(f for f in read_scales if "k" in f.axes)), [f for f in read_scales if "k" not in f.axes]
-        kappa, write_scales = graph.mul(kappa, *(f for f in write_scales if "k" in f.axes)), [f for f in write_scales if "k" not in f.axes]
-        core = graph.score(a, kappa, self.position(gate, reader.after), self.position(gate, writer.after), self.position(gate, True))
-        if writer.seen_by(reader) == "causal":
-            own = gate if reader.after and not writer.after else graph.const(0.0)
-            core = graph.add(core, graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(own)), "k")))
+            core = graph.score(a, kappa, self._place(reader.after), self._place(writer.after), causal=causal)
+        else:
+            read, write, sums = (self.position(gate, after) for after in (reader.after, writer.after, True))
+            core = graph.score(a, kappa, (read,), (write,), sums, causal=causal)
+        if own:
+            core = graph.add(core, graph.diagonal(graph.sum(graph.mul(a, kappa, graph.exp(gate)), "k")))
         graph.name(core, f"score_{reader.name}_{writer.name}")
-        return graph.mul(
-            *read_scales, *(graph.along(s) for s in write_scales if s.axes == ("t",)), *(s for s in write_scales if not s.axes), core
-        )
+        return graph.mul(*read_scales, *(graph.along(f) if f.axes == ("t",) else f for f in write_scales), core)
+
+    def _rows_alone(self, row: Node) -> tuple[Node, list[Node]]:
+        """A key row, and what scales it as a whole."""
+        core, scales = self.graph.split_scales(row)
+        return self.graph.mul(core, *(f for f in scales if "k" in f.axes)), [f for f in scales if "k" not in f.axes]
+
+    def _place(self, after: bool) -> tuple[Node, Node]:
+        """The cumulative log decay without its resets, and how many there were: with the own token's decay or without."""
+        graph, raw = self.graph, self.raw_gate()
+        assert raw is not None
+        parts = (("finite", "D"), ("resets", "R"))
+        sums = [(graph.segment(graph.map(fn, raw), CHUNK, exclusive=not after), name) for fn, name in parts]
+        decay, resets = (graph.name(x, name if after else f"{name}_before") for x, name in sums)
+        return decay, resets
 
     def read(self, reader: Reader, start: Node) -> Node:
         """The reader against the state that enters the chunk, [t, v]."""

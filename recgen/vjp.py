@@ -1,9 +1,9 @@
 """Reverse mode over the tile graph: gradients are more nodes of the same graph.
 
 Three rules carry the numerics. The inverse is never differentiated: with E = (I - L)^-1 Y, dY = (I - L)^-T dE and dL = dY E^T. The gradient
-of a decay matrix is row sums minus column sums of one matrix Z = dD * D without its diagonal; that of the decays in a score per channel is
-what its reader is given less what its writer is given, each times its own row as the products saw it. Sums over segments have segment sums
-as their adjoint, so no gate gradient is a difference of two large numbers.
+of the decays in a score is what its reader is given less what its writer is given, without the pairs that no decay lies between, each times
+its own row as the matrix products saw it. Sums over segments have segment sums as their adjoint, so no gate gradient is a difference of two
+large numbers.
 """
 
 from __future__ import annotations
@@ -92,24 +92,21 @@ def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return [(node.args[0], graph.segment(c, size, reverse=not reverse, exclusive=exclusive))]
         case Rows(kind="last"):
             return [(node.args[0], graph.scatter(c))]
-        case Score():
-            a, kappa, read, write, _ = node.args
-            gates = graph.pull("read", node, c, gate=True), graph.neg(graph.pull("write", node, c, gate=True))
-            return [(a, graph.pull("read", node, c)), (kappa, graph.pull("write", node, c)), (read, gates[0]), (write, gates[1])]
-        case Rows() | Scatter() | Side() | Pull():
+        case Score(decay=decay):
+            a, kappa, read, *_ = node.args
+            write = node.args[4 if decay == "scalar" else 3]
+            return [
+                (a, graph.add(graph.pull("read", node, c), graph.own(node, c, kappa))),
+                (kappa, graph.add(graph.pull("write", node, c), graph.own(node, c, a))),
+                (read, graph.pull("read", node, c, gate=True)),
+                (write, graph.neg(graph.pull("write", node, c, gate=True))),
+            ]
+        case Rows() | Scatter() | Side() | Pull() | Decay():
             raise ValueError(f"no gradient for {node.op}")
         case Mask(kind=kind, size=size):
             return [(node.args[0], graph.mask(c, kind, size))]
         case Valid():
             return [(node.args[0], graph.valid(c))]
-        case Decay():
-            read, _, write, _ = node.args
-            z = graph.mul(c, node)
-            if read is write:
-                z = graph.mask(z, "strict")
-            graph.name(z, "Z")
-            over_s, over_t = graph.sum(z, "s", rotate=False), graph.sum(z, "t", rotate=False)
-            return [(read, over_s), (write, graph.along(graph.neg(over_t)))]
         case Diagonal():
             return [(node.args[0], graph.take_diagonal(c))]
         case TakeDiagonal():

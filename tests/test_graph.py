@@ -187,11 +187,20 @@ def numeric(loss: Callable[[dict[str, Array]], float], env: dict[str, Array], na
     return out
 
 
-def per_channel(graph: Graph, x: Node, y: Node, read_before: bool, write_before: bool) -> Node:
+def per_channel(graph: Graph, x: Node, y: Node, read_before: bool, write_before: bool, causal: bool = False) -> Node:
     """A score whose rows and whose gate all depend on x and y."""
     gate = graph.neg(graph.mul(graph.const(0.3), graph.mul(x, x)))
     places = {before: graph.segment(gate, 8, exclusive=before) for before in (False, True)}
-    return graph.score(graph.mul(x, y), graph.add(x, y), places[read_before], places[write_before], places[False])
+    return graph.score(graph.mul(x, y), graph.add(x, y), (places[read_before],), (places[write_before],), places[False], causal=causal)
+
+
+def shared(graph: Graph, x: Node, y: Node, read_before: bool, write_before: bool, causal: bool = False) -> Node:
+    """The same under one decay for all channels, with a reset at each token whose row sums to less than -1."""
+    token = graph.sum(x, "k")
+    resets = graph.map("resets", graph.mul(graph.const(87.0), token))
+    gate = graph.neg(graph.mul(graph.const(0.1), graph.mul(token, token)))
+    places = {b: (graph.segment(gate, 8, exclusive=b), graph.segment(resets, 8, exclusive=b)) for b in (False, True)}
+    return graph.score(graph.mul(x, y), graph.add(x, y), places[read_before], places[write_before], causal=causal)
 
 
 def build_maps(graph: Graph, x: Node, y: Node) -> dict[str, Node]:
@@ -199,8 +208,6 @@ def build_maps(graph: Graph, x: Node, y: Node) -> dict[str, Node]:
     positive = graph.add(square, graph.const(0.1))
     token, score = graph.sum(x, "k"), graph.dot("tk,sk->ts", x, y)
     small = graph.mul(graph.const(0.1), score)
-    sums, counts = graph.segment(graph.neg(graph.sum(positive, "k")), 8), graph.segment(graph.map("resets", token), 8)
-    before = graph.segment(graph.neg(graph.sum(positive, "k")), 8, exclusive=True)
     lower = graph.mask(small, "strict")
     return {
         "add": graph.add(x, y),
@@ -220,11 +227,13 @@ def build_maps(graph: Graph, x: Node, y: Node) -> dict[str, Node]:
         "segment": graph.segment(x, 4, reverse=True, exclusive=True),
         "causal": graph.mask(score, "causal"),
         "level": graph.mask(score, "level", 2),
-        "decay": graph.mul(graph.decay((sums, counts), (sums, counts), strict=False), score),
-        "strict decay": graph.mul(graph.decay((before, counts), (sums, counts), strict=True), score),
         "score": per_channel(graph, x, y, False, False),
         "score before": per_channel(graph, x, y, True, False),
         "score both before": per_channel(graph, x, y, True, True),
+        "causal score": per_channel(graph, x, y, False, False, causal=True),
+        "score under one decay": shared(graph, x, y, False, False),
+        "score under one decay before": shared(graph, x, y, True, False),
+        "causal score under one decay": shared(graph, x, y, True, True, causal=True),
         "diagonal": graph.mul(graph.diagonal(token), score),
         "take diagonal": graph.take_diagonal(score),
         "inverse": graph.inverse(lower),

@@ -427,17 +427,17 @@ def chunk_gradient_kernel(
     b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] deltanet.rec:13
     b_U2 = tl.trans(b_U)  # [BV, C]
     b_dP = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:14
-    b_x6 = (scale * (b_beta[None, :] * tl.where((o_t[:, None] >= o_t[None, :]), b_dP, 0.0))).to(ED)  # [C, C]
-    b_dP2 = tl.dot(b_U, tl.trans(b_do), input_precision=PRECISION)  # [C, C] deltanet.rec:14
-    b_x9 = tl.where((o_t[None, :] >= o_t[:, None]), b_dP2, 0.0).to(ED)  # [C, C]
+    b_x3 = tl.where((o_t[:, None] >= o_t[None, :]), b_dP, 0.0)  # [C, C]
+    b_x6 = (scale * (b_beta[None, :] * b_x3)).to(ED)  # [C, C]
+    b_x9 = tl.trans(b_x3.to(ED))  # [C, C]
     b_x10 = b_beta * scale  # [C]
     b_dY = load_tokens(
         dv, dv_step_b, dv_step_t, dv_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
     )  # [C, BV] deltanet.rec:13
-    b_dYU = tl.dot(b_U, tl.trans(b_dY), input_precision=PRECISION)  # [C, C] deltanet.rec:13
-    b_dL2 = tl.where((o_t[None, :] > o_t[:, None]), b_dYU, 0.0).to(ED)  # [C, C]
-    b_dYU2 = tl.dot(b_dY, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:13
-    b_x15 = (-(b_beta[None, :] * tl.where((o_t[:, None] > o_t[None, :]), b_dYU2, 0.0))).to(ED)  # [C, C]
+    b_dYU = tl.dot(b_dY, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:13
+    b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
+    b_dL3 = tl.trans(b_dL.to(ED))  # [C, C]
+    b_x15 = (-(b_beta[None, :] * b_dL)).to(ED)  # [C, C]
     b_sum_x = tl.zeros((C,), tl.float32)
     b_sum_x2 = tl.zeros((C,), tl.float32)
     b_sum_x3 = tl.zeros((C,), tl.float32)
@@ -451,7 +451,7 @@ def chunk_gradient_kernel(
         b_Ux = tl.dot(b_U, b_dstate, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:14
         b_xq = tl.dot(b_x9, b_q, input_precision=PRECISION)  # [C, BK] deltanet.rec:14
-        b_dLk = tl.dot(b_dL2, b_k, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
+        b_dLk = tl.dot(b_dL3, b_k, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_dk4 = tl.dot(
             b_x15,

@@ -227,9 +227,7 @@ def chunk_prepare_kernel(
         b_xx = tl.zeros((C, C), tl.float32)
         b_xx2 = tl.zeros((C, C), tl.float32)
         b_xx3 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
         b_xx4 = tl.zeros((C, C), tl.float32)
-        b_sum_x2 = tl.zeros((C,), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
@@ -261,15 +259,13 @@ def chunk_prepare_kernel(
             )  # [C, BK] dplr.rec:15
             b_x15 = (b_q2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED)  # [C, BK]
             b_xx3 = tl.dot(b_x15, b_x11, b_xx3, input_precision=PRECISION)  # [C, C] dplr.rec:15
-            b_sum_x += tl.sum((b_b2 * b_q2), 1)  # [C] dplr.rec:15
             b_xx4 = tl.dot(b_x15, b_x8, b_xx4, input_precision=PRECISION)  # [C, C] dplr.rec:15
-            b_sum_x2 += tl.sum((b_k2 * b_q2), 1)  # [C] dplr.rec:15
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] dplr.rec:15
             tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] dplr.rec:15
-            b_sum_x3 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
-            b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             w1_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_b2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
             )  # [C, BK] dplr.rec:14
@@ -286,21 +282,11 @@ def chunk_prepare_kernel(
         inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
         score_q_w1.store(
             [i_bh, i_t * C, 0],
-            (
-                tl.where((o_t[:, None] > o_t[None, :]), b_xx3, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-            )
-            .to(score_q_w1.dtype)
-            .reshape(1, C, C),
+            tl.where((o_t[:, None] >= o_t[None, :]), b_xx3, 0.0).to(score_q_w1.dtype).reshape(1, C, C),
         )  # [C, C] dplr.rec:15
         score_q_w2.store(
             [i_bh, i_t * C, 0],
-            (
-                tl.where((o_t[:, None] > o_t[None, :]), b_xx4, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
-            )
-            .to(score_q_w2.dtype)
-            .reshape(1, C, C),
+            tl.where((o_t[:, None] >= o_t[None, :]), b_xx4, 0.0).to(score_q_w2.dtype).reshape(1, C, C),
         )  # [C, C] dplr.rec:15
 
 
@@ -1045,39 +1031,39 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x3 = scale * b_x2  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
-        b_x6 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-        b_x12 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x13 = scale * b_x12  # [C]
+        b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
+        b_x9 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
+        b_x10 = scale * b_x9  # [C]
         b_doU1 = load_rows(do_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
-        b_x15 = tl.where((o_t[:, None] > o_t[None, :]), b_doU1, 0.0)  # [C, C]
-        b_x24 = tl.trans(b_x6)  # [C, C]
+        b_x12 = tl.where((o_t[:, None] > o_t[None, :]), b_doU1, 0.0)  # [C, C]
+        b_x17 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
+        b_x18 = scale * b_x17  # [C]
+        b_x23 = tl.trans(b_x3)  # [C, C]
         b_dscore_a1_w2 = load_rows(dscore_a1_w2, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
         b_x29 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_a1_w2, 0.0)  # [C, C]
         b_x30 = tl.trans(b_x29)  # [C, C]
         b_dYU1 = load_rows(dY_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
         b_dscore_a1_w1 = tl.where((o_t[:, None] > o_t[None, :]), b_dYU1, 0.0)  # [C, C]
-        b_x41 = tl.trans(b_x15)  # [C, C]
+        b_x40 = tl.trans(b_x12)  # [C, C]
         b_dscore_a1_w12 = tl.trans(b_dscore_a1_w1)  # [C, C]
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_G_row = tl.load(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] dplr.rec:14
             b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-            b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-            b_xx = tl.dot(b_x6, b_x9, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_x6 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x3, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_b = b.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_b2 = b_b.to(tl.float32)  # [C, BK]
-            b_x17 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x15, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_x14 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
             b_x20 = scale * b_dox.to(tl.float32)  # [C, BK]
@@ -1085,8 +1071,8 @@ def chunk_gradient_kernel(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
                     (
-                        (((b_k2 * b_x3[:, None]) + (scale * (b_decay_read * b_xx))) + (b_b2 * b_x13[:, None]))
-                        + (scale * (b_decay_read * b_xx2))
+                        (((scale * (b_decay_read * b_xx)) + (b_k2 * b_x10[:, None])) + (scale * (b_decay_read * b_xx2)))
+                        + (b_b2 * b_x18[:, None])
                     )
                     + (b_decay_in * b_x20)
                 )
@@ -1102,8 +1088,8 @@ def chunk_gradient_kernel(
             b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_x26 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-            b_xx3 = tl.dot(b_x24, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_x25 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx3 = tl.dot(b_x23, b_x25, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_a2 = b_a.to(tl.float32)  # [C, BK]
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
@@ -1115,14 +1101,14 @@ def chunk_gradient_kernel(
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
-                    (((b_decay_out * b_dw2_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_decay_write * b_xx3)))
+                    (((b_decay_out * b_dw2_out2) + (scale * (b_decay_write * b_xx3))) + (b_q2 * b_x10[:, None]))
                     + (b_decay_write * b_xx4)
                 )
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
-            b_xx5 = tl.dot(b_dscore_a1_w1, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_xx6 = tl.dot(b_x29, b_x9, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_xx5 = tl.dot(b_dscore_a1_w1, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_xx6 = tl.dot(b_x29, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
             b_da1_in = da1_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
@@ -1134,12 +1120,12 @@ def chunk_gradient_kernel(
             )  # [C, BK] dplr.rec:14
             b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-            b_xx7 = tl.dot(b_x41, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_xx7 = tl.dot(b_x40, b_x25, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_xx8 = tl.dot(b_dscore_a1_w12, b_x34, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             db.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
-                    (((b_decay_out * b_dw1_out2) + (b_q2 * b_x13[:, None])) + (scale * (b_decay_write * b_xx7)))
+                    (((b_decay_out * b_dw1_out2) + (scale * (b_decay_write * b_xx7))) + (b_q2 * b_x18[:, None]))
                     + (b_decay_write * b_xx8)
                 )
                 .to(db.dtype)
@@ -1149,9 +1135,9 @@ def chunk_gradient_kernel(
                 (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
             )  # [C, BK] dplr.rec:14
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] dplr.rec:15
-            b_x50 = b_x26.to(tl.float32)  # [C, BK]
-            b_x53 = b_x9.to(tl.float32)  # [C, BK]
-            b_x58 = b_x17.to(tl.float32)  # [C, BK]
+            b_x50 = b_x25.to(tl.float32)  # [C, BK]
+            b_x53 = b_x6.to(tl.float32)  # [C, BK]
+            b_x58 = b_x14.to(tl.float32)  # [C, BK]
             b_sum_dG = chunk_sum(
                 (
                     (

@@ -196,7 +196,7 @@ def chunk_prepare_kernel(
     )  # [C, C] gated_deltanet.rec:14
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
     b_inverse = unit_lower_inverse(
-        (-(tl.where((o_t[:, None] > o_t[None, :]), b_decay, 0.0) * (b_beta[None, :] * b_kk))), XD, PRECISION
+        (-(tl.where((o_t[:, None] > o_t[None, :]), (b_decay * b_kk), 0.0) * b_beta[None, :])), XD, PRECISION
     )  # [C, C] gated_deltanet.rec:14
     inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] gated_deltanet.rec:14
 
@@ -274,9 +274,9 @@ def chunk_scan_kernel(
         b_q2 = tl.trans(b_q)  # [BK, C]
         b_qx = tl.dot(b_state, b_q2, input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:15
         b_x5 = b_beta[None, :] * b_U  # [BV, C]
-        b_x_op = tl.zeros((C, C), ED)
+        b_score_q_w_op = tl.zeros((C, C), ED)
         if T > 0:
-            b_x_op = (
+            b_score_q_w_op = (
                 tl.exp(
                     tl.where(
                         (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]),
@@ -287,7 +287,7 @@ def chunk_scan_kernel(
                 * tl.dot(b_k, b_q2, input_precision=PRECISION)
             ).to(ED)
         b_o = tl.dot(
-            (scale * b_x5).to(ED), b_x_op, (b_qx * (b_decay_in * scale)[None, :]), input_precision=PRECISION
+            (scale * b_x5).to(ED), b_score_q_w_op, (b_qx * (b_decay_in * scale)[None, :]), input_precision=PRECISION
         )  # [BV, C] gated_deltanet.rec:15
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
@@ -457,9 +457,9 @@ def chunk_reverse_kernel(
         b_kx = tl.dot(b_S.to(ED), b_k2, input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:14
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
         b_do2 = tl.trans(b_do)  # [BV, C]
-        b_x_op = tl.zeros((C, C), ED)
+        b_score_q_w_op = tl.zeros((C, C), ED)
         if T > 0:
-            b_x_op = (
+            b_score_q_w_op = (
                 scale
                 * (
                     tl.exp(
@@ -472,12 +472,12 @@ def chunk_reverse_kernel(
                     * tl.dot(b_q, b_k2, input_precision=PRECISION)
                 )
             ).to(ED)
-        b_x5 = tl.dot(
-            b_do2, b_x_op, (b_decay_out[None, :] * b_kx), input_precision=PRECISION
+        b_x3 = tl.dot(
+            b_do2, b_score_q_w_op, (b_decay_out[None, :] * b_kx), input_precision=PRECISION
         )  # [BV, C] gated_deltanet.rec:15
         b_inverse = inverse.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gated_deltanet.rec:14
         b_dY = tl.dot(
-            (b_beta[None, :] * b_x5).to(ED), b_inverse, input_precision=PRECISION
+            (b_beta[None, :] * b_x3).to(ED), b_inverse, input_precision=PRECISION
         )  # [BV, C] gated_deltanet.rec:14
         if DIRECT:
             store_rows(dv, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_dY))
@@ -553,20 +553,12 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
-    b_qk = tl.zeros((C, C), tl.float32)
-    b_kk = tl.zeros((C, C), tl.float32)
-    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
-        b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
-        b_k3 = tl.trans(b_k2)  # [BK, C]
-        b_qk = tl.dot(b_q2, b_k3, b_qk, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
-        b_kk = tl.dot(b_k2, b_k3, b_kk, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
-    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-    b_x2 = b_decay_in * scale  # [C]
     b_do = load_tokens(
         do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
     )  # [C, BV] gated_deltanet.rec:14
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
+    b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] gated_deltanet.rec:14
+    b_U2 = tl.trans(b_U)  # [BV, C]
+    b_doU = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
     b_D = tl.load(D + i_c * C + o_t)  # [C] gated_deltanet.rec:14
     b_R = tl.load(R + i_c * C + o_t)  # [C] gated_deltanet.rec:14
     b_decay = tl.exp(
@@ -574,94 +566,85 @@ def chunk_gradient_kernel(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
         )
     )  # [C, C] gated_deltanet.rec:14
-    b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] gated_deltanet.rec:14
-    b_U2 = tl.trans(b_U)  # [BV, C]
-    b_doU = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
-    b_x7 = (scale * (b_beta[None, :] * (b_decay * b_doU))).to(ED)  # [C, C]
+    b_x4 = tl.where((o_t[:, None] > o_t[None, :]), (b_doU * b_decay), 0.0).to(ED)  # [C, C]
+    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
+    b_x8 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_doU, 0.0), 1)  # [C] gated_deltanet.rec:15
+    b_x9 = b_beta * scale  # [C]
+    b_x10 = b_x8 * b_x9  # [C]
+    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+    b_x12 = b_decay_in * scale  # [C]
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-    b_x8 = b_beta * b_decay_out  # [C]
-    b_decay2 = tl.exp(
-        tl.where(
-            (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]), b_D[None, :] - b_D[:, None], -float("inf")
-        )
-    )  # [C, C] gated_deltanet.rec:14
-    b_doU2 = tl.dot(b_U, tl.trans(b_do), input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
-    b_x11 = (b_decay2 * b_doU2).to(ED)  # [C, C]
-    b_x12 = b_beta * scale  # [C]
+    b_x14 = b_beta * b_decay_out  # [C]
+    b_x16 = tl.trans(b_x4)  # [C, C]
     b_dY = load_tokens(
         dv, dv_step_b, dv_step_t, dv_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
     )  # [C, BV] gated_deltanet.rec:14
-    b_dYU = tl.dot(b_U, tl.trans(b_dY), input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
-    b_x15 = (
-        tl.where((o_t[None, :] > o_t[:, None]), b_decay2, 0.0) * tl.where((o_t[None, :] > o_t[:, None]), b_dYU, 0.0)
-    ).to(ED)  # [C, C]
-    b_dYU2 = tl.dot(b_dY, b_U2, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
-    b_dL2 = tl.where((o_t[:, None] > o_t[None, :]), b_dYU2, 0.0)  # [C, C]
-    b_x21 = (-(b_beta[None, :] * (tl.where((o_t[:, None] > o_t[None, :]), b_decay, 0.0) * b_dL2))).to(ED)  # [C, C]
-    b_Z = tl.where(
-        (o_t[:, None] > o_t[None, :]),
-        (
-            b_decay
-            * (
-                (b_qk * ((b_beta * scale)[None, :] * b_doU))
-                + tl.where((o_t[:, None] > o_t[None, :]), (-((b_beta[None, :] * b_kk) * b_dL2)), 0.0)
-            )
-        ),
-        0.0,
-    )  # [C, C]
-    b_sum_Z = tl.sum(b_Z, 1)  # [C] gated_deltanet.rec:14
-    b_sum_Z2 = tl.sum(b_Z, 0)  # [C] gated_deltanet.rec:14
-    b_sum_dD = chunk_sum((b_sum_Z + (-b_sum_Z2)), True, False)  # [C] gated_deltanet.rec:14
-    b_g = tl.load(g + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:12
-    b_x32 = 1.0 - log_decay_resets(b_g)  # [C]
-    b_x33 = b_sum_dD * b_x32  # [C]
+    b_dYU = tl.dot(b_dY, b_U2, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:14
+    b_x21 = tl.where((o_t[:, None] > o_t[None, :]), (b_dYU * b_decay), 0.0).to(ED)  # [C, C]
+    b_x22 = tl.trans(b_x21)  # [C, C]
+    b_dD = tl.zeros((C,), tl.float32)
     b_sum_x = tl.zeros((C,), tl.float32)
     b_ddecay_all = 0.0
+    b_ddecay_in = tl.zeros((C,), tl.float32)
     b_sum_x3 = tl.zeros((C,), tl.float32)
     b_sum_x4 = tl.zeros((C,), tl.float32)
-    b_sum_x5 = tl.zeros((C,), tl.float32)
-    b_sum_x6 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_x6 = (b_k2 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x4, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
-        b_dq = tl.dot(b_x7, b_k, (b_x2[:, None] * b_dox), input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
-        dq.store([i_b, i_h, i_t * C, i_k * BK], b_dq.to(dq.dtype).reshape(1, 1, C, BK))  # [C, BK] gated_deltanet.rec:15
+        dq.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((scale * b_xx) + (b_k2 * b_x10[:, None])) + (b_x12[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK),
+        )  # [C, BK] gated_deltanet.rec:15
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gated_deltanet.rec:14
         b_Ux = tl.dot(b_U, b_dstate, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
-        b_xq = tl.dot(b_x11, b_q, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
-        b_xk = tl.dot(b_x15, b_k, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
+        b_xx2 = tl.dot(b_x16, b_q, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        b_xx3 = tl.dot(b_x21, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
+        b_xx4 = tl.dot(b_x22, b_k, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
-        b_dk4 = tl.dot(
-            b_x21,
-            b_k,
-            (
-                (((b_Ux * b_x8[:, None]) + (b_xq * b_x12[:, None])) - (b_beta[:, None] * b_xk))
-                - (b_decay_in[:, None] * b_dYx)
-            ),
-            input_precision=PRECISION,
-        )  # [C, BK] gated_deltanet.rec:14
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], b_dk4.to(dk.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK],
+            (
+                (
+                    ((((b_Ux * b_x14[:, None]) + (b_xx2 * b_x9[:, None])) + (b_q2 * b_x10[:, None])) - b_xx3)
+                    - (b_beta[:, None] * b_xx4)
+                )
+                - (b_decay_in[:, None] * b_dYx)
+            )
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] gated_deltanet.rec:14
-        b_k4 = b_k.to(tl.float32)  # [C, BK]
-        b_sum_x += tl.sum((b_k4 * b_Ux), 1)  # [C] gated_deltanet.rec:14
+        b_x28 = b_x6.to(tl.float32)  # [C, BK]
+        b_dD += tl.sum(
+            (
+                (((scale * (b_q.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x28))) - (b_k.to(tl.float32) * b_xx3))
+                + (b_x28 * b_xx4)
+            ),
+            1,
+        )  # [C] gated_deltanet.rec:14
+        b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] gated_deltanet.rec:14
         b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # gated_deltanet.rec:15
-        b_sum_x3 += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] gated_deltanet.rec:15
-        b_sum_x4 += tl.sum((b_k4 * b_dYx), 1)  # [C] gated_deltanet.rec:14
-        b_sum_x5 += tl.sum((b_k4 * b_xq), 1)  # [C] gated_deltanet.rec:15
-        b_sum_x6 += tl.sum((b_k4 * b_xk), 1)  # [C] gated_deltanet.rec:14
+        b_ddecay_in += tl.sum(((scale * (b_q2 * b_dox)) - (b_k2 * b_dYx)), 1)  # [C] gated_deltanet.rec:14
+        b_sum_x3 += tl.sum(((scale * (b_k2 * b_xx2)) - (b_k2 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
+        b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] gated_deltanet.rec:15
+    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] gated_deltanet.rec:14
+    b_g = tl.load(g + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:12
+    b_x39 = 1.0 - log_decay_resets(b_g)  # [C]
     b_sum_x2 = chunk_sum((b_decay_out * (b_beta * b_sum_x)), False, True)  # [C] gated_deltanet.rec:14
     b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-    b_sum_dG = chunk_sum((b_decay_in * ((scale * b_sum_x3) - b_sum_x4)), True, False)  # [C] gated_deltanet.rec:12
+    b_sum_dG = chunk_sum((b_decay_in * b_ddecay_in), True, False)  # [C] gated_deltanet.rec:12
     tl.store(
         dg + (i_row + o_t) * H + i_h,
-        (b_x33 + (b_x32 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
+        ((b_sum_dD * b_x39) + (b_x39 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
         mask=m_t,
     )  # [C] gated_deltanet.rec:14
     tl.store(
-        dbeta + (i_row + o_t) * H + i_h, (((b_decay_out * b_sum_x) + (scale * b_sum_x5)) + (-b_sum_x6)), mask=m_t
+        dbeta + (i_row + o_t) * H + i_h, ((b_sum_x3 + (b_decay_out * b_sum_x)) + (scale * (b_sum_x4 * b_x8))), mask=m_t
     )  # [C] gated_deltanet.rec:14
 
 

@@ -47,7 +47,7 @@ FACTS = {
     "scan": Facts("forward", 2, 1, 1, 0, 6, False, False),
     "states": Facts("forward", 1, 1, 1, 0, 3, False, True),
     "reverse": Facts("backward", 2, 1, 1, 0, 6, False, True),
-    "gradient": Facts("parallel", 2, 3, 0, 2, 11, False, False),
+    "gradient": Facts("parallel", 2, 3, 0, 2, 9, False, False),
 }
 
 

@@ -176,7 +176,6 @@ def chunk_prepare_kernel(
     o_t = tl.arange(0, C)
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
         b_xx = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
@@ -197,23 +196,16 @@ def chunk_prepare_kernel(
                 b_xx,
                 input_precision=PRECISION,
             )  # [C, C] gla.rec:13
-            b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:13
             tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] gla.rec:13
-            b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
             w_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
             )  # [C, BK] gla.rec:12
         score_q_w.store(
-            [i_bh, i_t * C, 0],
-            (
-                tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-            )
-            .to(score_q_w.dtype)
-            .reshape(1, C, C),
+            [i_bh, i_t * C, 0], tl.where((o_t[:, None] >= o_t[None, :]), b_xx, 0.0).to(score_q_w.dtype).reshape(1, C, C)
         )  # [C, C] gla.rec:13
 
 
@@ -448,7 +440,6 @@ def chunk_prepare_backward_kernel(
     decay_all,
     w_out,
     q_decay_in,
-    sum_q_k,
     G_rows,
     T,
     N,
@@ -465,8 +456,6 @@ def chunk_prepare_backward_kernel(
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    b_sum_x2 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_G_row = tl.load(
@@ -474,20 +463,16 @@ def chunk_prepare_backward_kernel(
         )  # [BK] gla.rec:13
         tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_G2 = b_G.to(tl.float32)  # [C, BK]
         b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
         w_out.store(
-            [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_k.to(tl.float32) * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
         )  # [C, BK] gla.rec:12
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
         q_decay_in.store(
-            [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_q.to(tl.float32) * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
         )  # [C, BK] gla.rec:13
-        b_sum_x2 += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
-    tl.store(sum_q_k + i_c * C + o_t, b_sum_x2)  # [C] gla.rec:13
 
 
 @triton.jit
@@ -656,24 +641,12 @@ def chunk_products_kernel(
 
 
 @triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
-def chunk_gradient_kernel(
-    q,
-    g,
-    G,
-    k,
-    sum_q_k,
+def chunk_gradient_values_kernel(
+    score_q_w,
+    w_out,
     do,
     d_states,
-    dw_out,
-    ddecay_all,
-    do_v,
-    diagonal_do_v,
-    do_state,
-    dq,
-    dk,
     dv,
-    dg,
-    G_rows,
     do_step_b,
     do_step_t,
     do_step_h,
@@ -683,6 +656,52 @@ def chunk_gradient_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The value-side gradients of the inputs, chunk by chunk. One program a chunk and head."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    o_v = tl.arange(0, BV)
+    b_xx = tl.zeros((C, BV), tl.float32)
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_w_out = w_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
+        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
+        b_xx = tl.dot(b_w_out, tl.trans(b_dstate), b_xx, input_precision=PRECISION)  # [C, BV] gla.rec:12
+    b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] gla.rec:12
+    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] gla.rec:13
+    dv.store([i_b, i_h, i_t * C, 0], (b_xx + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
+
+
+@triton.jit
+def chunk_gradient_kernel(
+    q,
+    g,
+    G,
+    k,
+    dw_out,
+    ddecay_all,
+    do_v,
+    diagonal_do_v,
+    do_state,
+    dq,
+    dk,
+    dg,
+    G_rows,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -701,32 +720,30 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-        b_x3 = scale * b_x2  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
-        b_x6 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-        b_x16 = tl.trans(b_x6)  # [C, C]
-        b_xx3 = tl.zeros((C, BV), tl.float32)
-        b_xx4 = tl.zeros((C, C), tl.float32)
+        b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
+        b_x9 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+        b_x10 = scale * b_x9  # [C]
+        b_x15 = tl.trans(b_x3)  # [C, C]
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_G_row = tl.load(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:13
             b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-            b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-            b_xx = tl.dot(b_x6, b_x9, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x6 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x3, b_x6, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
             b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_k2 * b_x3[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x12))
+                (((scale * (b_decay_read * b_xx)) + (b_k2 * b_x10[:, None])) + (b_decay_in * b_x12))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
@@ -739,29 +756,24 @@ def chunk_gradient_kernel(
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_x18 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x17 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x15, b_x17, input_precision=PRECISION)  # [C, BK] gla.rec:13
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_decay_write * b_xx2)))
+                (((b_decay_out * b_dw_out2) + (scale * (b_decay_write * b_xx2))) + (b_q2 * b_x10[:, None]))
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
-            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
-            b_xx3 = tl.dot(
-                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
-            )  # [C, BV] gla.rec:12
-            b_xx4 = tl.dot(b_x9, tl.trans(b_x18), b_xx4, input_precision=PRECISION)  # [C, C] gla.rec:13
-            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
             b_sum_dG = chunk_sum(
                 (
                     (
                         (
                             tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                            + (scale * (b_x18.to(tl.float32) * b_xx))
+                            + (scale * (b_x17.to(tl.float32) * b_xx))
                         )
-                        - (scale * (b_x9.to(tl.float32) * b_xx2))
+                        - (scale * (b_x6.to(tl.float32) * b_xx2))
                     )
                     + (b_decay_in * (b_q2 * b_x12))
                 ),
@@ -771,38 +783,18 @@ def chunk_gradient_kernel(
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
-        b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
-        b_do = load_tokens(
-            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
-        )  # [C, BV] gla.rec:12
-        b_dv = tl.dot(
-            (
-                scale
-                * (
-                    tl.where((o_t[None, :] > o_t[:, None]), b_xx4, 0.0)
-                    + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
-                )
-            ).to(ED),
-            b_do,
-            b_xx3,
-            input_precision=PRECISION,
-        )  # [C, BV] gla.rec:13
-        dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
 
 
-@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
+@triton.jit
 def chunk_gradient_steep_kernel(
     q,
     g,
     G,
     k,
-    sum_q_k,
-    do,
-    d_states,
     dw_out,
     ddecay_all,
     do_v,
@@ -810,18 +802,13 @@ def chunk_gradient_steep_kernel(
     do_state,
     dq,
     dk,
-    dv,
     dg,
     G_rows,
-    do_step_b,
-    do_step_t,
-    do_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
-    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -840,100 +827,16 @@ def chunk_gradient_steep_kernel(
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    b_level_T = level_of(o_t[None, :], o_t[:, None])  # [C, C]
     if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+        b_x3 = scale * b_x2  # [C]
+        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
         b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
         b_x16 = side_of_middle(o_t, 16, False, True)  # [C]
         b_x26 = side_of_middle(o_t, 8, False, True)  # [C]
         b_x36 = side_of_middle(o_t, 4, False, True)  # [C]
         b_x46 = side_of_middle(o_t, 2, False, True)  # [C]
         b_x56 = side_of_middle(o_t, 1, False, True)  # [C]
-        b_x100 = tl.zeros((C, C), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-            o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-            b_k4 = b_k3.to(tl.float32)  # [C, BK]
-            b_G3 = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-            b_G4 = b_G3.to(tl.float32)  # [C, BK]
-            b_x101 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_322 = tl.exp(tl.minimum((b_x7[:, None] * (b_G4 - b_x101)), 0.0))  # [C, BK]
-            b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-            b_q4 = b_q3.to(tl.float32)  # [C, BK]
-            b_x100 += tl.where(
-                b_level_T == 32 + i_z,
-                tl.dot((b_k4 * b_decay_322).to(ED), tl.trans((b_q4 * b_decay_322).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x110 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_162 = tl.exp(tl.minimum((b_x16[:, None] * (b_G4 - b_x110)), 0.0))  # [C, BK]
-            b_x100 += tl.where(
-                b_level_T == 16 + i_z,
-                tl.dot((b_k4 * b_decay_162).to(ED), tl.trans((b_q4 * b_decay_162).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x119 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_82 = tl.exp(tl.minimum((b_x26[:, None] * (b_G4 - b_x119)), 0.0))  # [C, BK]
-            b_x100 += tl.where(
-                b_level_T == 8 + i_z,
-                tl.dot((b_k4 * b_decay_82).to(ED), tl.trans((b_q4 * b_decay_82).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x128 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_42 = tl.exp(tl.minimum((b_x36[:, None] * (b_G4 - b_x128)), 0.0))  # [C, BK]
-            b_x100 += tl.where(
-                b_level_T == 4 + i_z,
-                tl.dot((b_k4 * b_decay_42).to(ED), tl.trans((b_q4 * b_decay_42).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x137 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_22 = tl.exp(tl.minimum((b_x46[:, None] * (b_G4 - b_x137)), 0.0))  # [C, BK]
-            b_x100 += tl.where(
-                b_level_T == 2 + i_z,
-                tl.dot((b_k4 * b_decay_22).to(ED), tl.trans((b_q4 * b_decay_22).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x146 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_12 = tl.exp(tl.minimum((b_x56[:, None] * (b_G4 - b_x146)), 0.0))  # [C, BK]
-            b_x100 += tl.where(
-                b_level_T == 1 + i_z,
-                tl.dot((b_k4 * b_decay_12).to(ED), tl.trans((b_q4 * b_decay_12).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-        b_x3 = scale * b_x2  # [C]
-        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
-        b_sum_x2 = tl.load(sum_q_k + i_c * C + o_t)  # [C] gla.rec:13
-        b_score_q_w3 = (scale * (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x100)).to(
-            ED
-        )  # [C, C]
-        b_xx13 = tl.zeros((C, BV), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             i_z = tl.where(
@@ -955,10 +858,6 @@ def chunk_gradient_steep_kernel(
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gla.rec:12
-            b_xx13 = tl.dot(
-                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
-            )  # [C, BV] gla.rec:12
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             b_x8 = tl.load(
@@ -985,8 +884,8 @@ def chunk_gradient_steep_kernel(
             b_x75 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
             b_xx8 = tl.dot(tl.trans(b_x21), b_x75, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x77 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] gla.rec:13
-            b_x163 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
-            b_x181 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
+            b_x107 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
+            b_x125 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
             b_x27 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1000,8 +899,8 @@ def chunk_gradient_steep_kernel(
             b_x80 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
             b_xx9 = tl.dot(tl.trans(b_x31), b_x80, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x82 = b_x77 + (b_decay_8 * b_xx9)  # [C, BK] gla.rec:13
-            b_x166 = b_x163 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
-            b_x184 = b_x181 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
+            b_x110 = b_x107 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
+            b_x128 = b_x125 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
             b_x37 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1015,8 +914,8 @@ def chunk_gradient_steep_kernel(
             b_x85 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
             b_xx10 = tl.dot(tl.trans(b_x41), b_x85, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x87 = b_x82 + (b_decay_4 * b_xx10)  # [C, BK] gla.rec:13
-            b_x169 = b_x166 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
-            b_x187 = b_x184 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
+            b_x113 = b_x110 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
+            b_x131 = b_x128 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
             b_x47 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1030,8 +929,8 @@ def chunk_gradient_steep_kernel(
             b_x90 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
             b_xx11 = tl.dot(tl.trans(b_x51), b_x90, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x92 = b_x87 + (b_decay_2 * b_xx11)  # [C, BK] gla.rec:13
-            b_x172 = b_x169 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
-            b_x190 = b_x187 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
+            b_x116 = b_x113 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
+            b_x134 = b_x131 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
             b_x57 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1055,25 +954,20 @@ def chunk_gradient_steep_kernel(
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
-            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
                 + (b_decay_in * (b_q2 * b_x5))
-            ) + (scale * (b_x172 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
+            ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
             b_sum_dG = chunk_sum(
-                (b_dG2 - (scale * (b_x190 + (b_x63.to(tl.float32) * b_xx12)))), True, False
+                (b_dG2 - (scale * (b_x134 + (b_x63.to(tl.float32) * b_xx12)))), True, False
             )  # [C, BK] gla.rec:11
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_sum_x3 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
-        b_do = load_tokens(
-            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
-        )  # [C, BV] gla.rec:12
-        b_dv = tl.dot(b_score_q_w3, b_do, b_xx13, input_precision=PRECISION)  # [C, BV] gla.rec:13
-        dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
 
 
 @triton.jit

@@ -51,8 +51,9 @@ FACTS = {
     "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
     "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
     "products": Facts("parallel", 0, 2, 0, 2, 3, False, False),
-    "gradient": Facts("parallel", 7, 1, 1, 1, 5, True, False),
-    "gradient_steep": Facts("parallel", 19, 1, 1, 1, 20, True, False),
+    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False),
+    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False),
+    "gradient_steep": Facts("parallel", 19, 0, 1, 0, 12, True, False),
 }
 
 
@@ -264,7 +265,6 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         w_out, q_decay_in = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
-        sum_q_k = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         at = configure("prepare_backward", shape)
         at(
             token_tiles(q, C, at.BK),
@@ -274,7 +274,6 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(w_out, C, at.BK),
             tiles(q_decay_in, C, at.BK),
-            sum_q_k,
             G,
         )
         states = new_tiles((B * H * N, V, K), dtype, device)
@@ -315,9 +314,19 @@ class _Chunk(torch.autograd.Function):
             *token_steps(do),
             *token_steps(v),
         )
+        dv = new_tiles((B, T, H, V), v.dtype, device)
+        at = configure("gradient_values", shape)
+        at(
+            score_q_w,
+            tiles(w_out, C, at.BK),
+            do,
+            tiles(d_states, at.BV, at.BK),
+            token_tiles(dv, C, at.BV),
+            *token_steps(do),
+            scale,
+        )
         dq = new_tiles((B, T, H, K), q.dtype, device)
         dk = new_tiles((B, T, H, K), k.dtype, device)
-        dv = new_tiles((B, T, H, V), v.dtype, device)
         dg = new_tiles((B, T, H, K), g.dtype, device)
         at = configure("gradient", shape)
         at(
@@ -325,9 +334,6 @@ class _Chunk(torch.autograd.Function):
             token_tiles(g, C, at.BK),
             tiles(G, C, at.BK),
             token_tiles(k, C, at.BK),
-            sum_q_k,
-            do,
-            tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             do_v,
@@ -335,10 +341,8 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
-            token_tiles(dv, C, at.BV),
             token_tiles(dg, C, at.BK),
             G,
-            *token_steps(do),
             scale,
         )
         at = configure("gradient_steep", shape)
@@ -347,9 +351,6 @@ class _Chunk(torch.autograd.Function):
             token_tiles(g, C, at.BK),
             tiles(G, C, at.BK),
             token_tiles(k, C, at.BK),
-            sum_q_k,
-            do,
-            tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             do_v,
@@ -357,10 +358,8 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
-            token_tiles(dv, C, at.BV),
             token_tiles(dg, C, at.BK),
             G,
-            *token_steps(do),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

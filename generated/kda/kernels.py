@@ -224,7 +224,6 @@ def chunk_prepare_kernel(
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
         b_xx = tl.zeros((C, C), tl.float32)
         b_xx2 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
@@ -247,14 +246,13 @@ def chunk_prepare_kernel(
                 [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:16
             b_xx2 = tl.dot((b_q2 * b_decay_read).to(ED), b_x8, b_xx2, input_precision=PRECISION)  # [C, C] kda.rec:16
-            b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] kda.rec:16
             tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] kda.rec:16
-            b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
             k_decay_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
+                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_inverse = unit_lower_inverse(
@@ -263,12 +261,7 @@ def chunk_prepare_kernel(
         inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
         score_q_w.store(
             [i_bh, i_t * C, 0],
-            (
-                tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-            )
-            .to(score_q_w.dtype)
-            .reshape(1, C, C),
+            tl.where((o_t[:, None] >= o_t[None, :]), b_xx2, 0.0).to(score_q_w.dtype).reshape(1, C, C),
         )  # [C, C] kda.rec:16
 
 
@@ -550,7 +543,6 @@ def chunk_prepare_backward_kernel(
     decay_all,
     k_decay_out,
     decay_in_q,
-    sum_k_q,
     G_rows,
     T,
     N,
@@ -567,8 +559,6 @@ def chunk_prepare_backward_kernel(
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    b_sum_x2 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         o_k = i_k * BK + tl.arange(0, BK)
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
@@ -588,12 +578,9 @@ def chunk_prepare_backward_kernel(
             [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:15
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
         decay_in_q.store(
-            [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
+            [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q.to(tl.float32)).to(decay_in_q.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:16
-        b_sum_x2 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-    tl.store(sum_k_q + i_c * C + o_t, b_sum_x2)  # [C] kda.rec:16
 
 
 @triton.jit
@@ -824,7 +811,6 @@ def chunk_gradient_kernel(
     G,
     beta,
     q,
-    sum_k_q,
     U_dstate,
     ddecay_all,
     do_U,
@@ -860,38 +846,37 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_x3 = b_beta * scale  # [C]
-        b_x4 = b_x * b_x3  # [C]
         b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
-        b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
-        b_x19 = tl.trans(b_x7)  # [C, C]
+        b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_x10 = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+        b_x11 = b_beta * scale  # [C]
+        b_x12 = b_x10 * b_x11  # [C]
+        b_x18 = tl.trans(b_x3)  # [C, C]
         b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
         b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
         b_dL2 = tl.trans(b_dL)  # [C, C]
         b_sum_x3 = tl.zeros((C,), tl.float32)
         b_sum_x4 = tl.zeros((C,), tl.float32)
-        b_sum_x6 = tl.zeros((C,), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_G_row = tl.load(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] kda.rec:15
             b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-            b_x11 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
-            b_xx = tl.dot(b_x7, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x7 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x3, b_x7, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
             b_x14 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_k2 * b_x4[:, None]) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x14))
+                (((scale * (b_decay_read * b_xx)) + (b_k2 * b_x12[:, None])) + (b_decay_in * b_x14))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:16
@@ -905,10 +890,10 @@ def chunk_gradient_kernel(
             b_x16 = b_beta[:, None] * b_Ux2  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_x21 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x19, b_x21, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x22 = b_decay_write * b_xx2  # [C, BK]
-            b_dLx = tl.dot(b_dL, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x20 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x21 = b_decay_write * b_xx2  # [C, BK]
+            b_dLx = tl.dot(b_dL, b_x7, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x26 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
             b_dLx2 = tl.dot(b_dL2, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x27 = b_decay_write * b_dLx2  # [C, BK]
@@ -919,7 +904,7 @@ def chunk_gradient_kernel(
                 (
                     (
                         (
-                            (((b_decay_out * b_x16) + (b_q2 * b_x4[:, None])) + (b_x22 * b_x3[:, None]))
+                            (((b_decay_out * b_x16) + (b_x21 * b_x11[:, None])) + (b_q2 * b_x12[:, None]))
                             - (b_decay_read * b_dLx)
                         )
                         - (b_beta[:, None] * b_x27)
@@ -931,7 +916,7 @@ def chunk_gradient_kernel(
             )  # [C, BK] kda.rec:15
             b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x16)), False, True)  # [C, BK] kda.rec:15
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
-            b_x36 = b_x11.to(tl.float32)  # [C, BK]
+            b_x36 = b_x7.to(tl.float32)  # [C, BK]
             b_sum_dG = chunk_sum(
                 (
                     (
@@ -939,7 +924,7 @@ def chunk_gradient_kernel(
                             (
                                 (
                                     tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                                    + (scale * (b_x21.to(tl.float32) * b_xx))
+                                    + (scale * (b_x20.to(tl.float32) * b_xx))
                                 )
                                 - (scale * (b_xx2 * b_x36))
                             )
@@ -959,15 +944,11 @@ def chunk_gradient_kernel(
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:15
-            b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
-            b_sum_x4 += tl.sum((b_k2 * b_x22), 1)  # [C] kda.rec:16
-            b_sum_x6 += tl.sum((b_k2 * b_x27), 1)  # [C] kda.rec:15
-        b_sum_x5 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
-        tl.store(
-            dbeta + (i_row + o_t) * H + i_h,
-            ((b_sum_x3 + (scale * (b_sum_x4 + (b_sum_x5 * b_x)))) + (-b_sum_x6)),
-            mask=m_t,
-        )  # [C] kda.rec:15
+            b_sum_x3 += tl.sum(
+                ((((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x21))) - (b_k2 * b_x27)), 1
+            )  # [C] kda.rec:15
+            b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x10))), mask=m_t)  # [C] kda.rec:15
 
 
 @triton.jit
@@ -977,7 +958,6 @@ def chunk_gradient_steep_kernel(
     G,
     beta,
     q,
-    sum_k_q,
     U_dstate,
     ddecay_all,
     do_U,
@@ -1027,8 +1007,7 @@ def chunk_gradient_steep_kernel(
         b_x51 = side_of_middle(o_t, 2, False, True)  # [C]
         b_x62 = side_of_middle(o_t, 1, False, True)  # [C]
         b_sum_x3 = tl.zeros((C,), tl.float32)
-        b_sum_x5 = tl.zeros((C,), tl.float32)
-        b_sum_x6 = tl.zeros((C,), tl.float32)
+        b_sum_x4 = tl.zeros((C,), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             i_z = tl.where(
@@ -1055,7 +1034,7 @@ def chunk_gradient_steep_kernel(
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-            b_sum_x3 += tl.sum(((b_k2 * b_decay_out) * b_Ux2), 1)  # [C] kda.rec:16
+            b_sum_x3 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_x9 = tl.load(
                 G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1220,11 +1199,9 @@ def chunk_gradient_steep_kernel(
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:15
-            b_sum_x5 += tl.sum((b_k2 * b_x106), 1)  # [C] kda.rec:16
-            b_sum_x6 += tl.sum((b_k2 * b_x147), 1)  # [C] kda.rec:15
-        b_sum_x4 = tl.load(sum_k_q + i_c * C + o_t)  # [C] kda.rec:16
-        b_dbeta = b_sum_x3 + (scale * ((b_sum_x4 * b_x) + b_sum_x5))  # [C] kda.rec:15
-        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_dbeta + (-b_sum_x6)), mask=m_t)  # [C] kda.rec:15
+            b_x225 = ((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
+            b_sum_x4 += tl.sum((b_x225 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
+        tl.store(dbeta + (i_row + o_t) * H + i_h, ((scale * (b_sum_x3 * b_x)) + b_sum_x4), mask=m_t)  # [C] kda.rec:15
 
 
 @triton.jit

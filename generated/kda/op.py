@@ -281,7 +281,6 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         k_decay_in, k_decay_out, decay_in_q = new_tiles((3, B * H, N * C, K), dtype, device).unbind()
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
-        sum_k_q = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         at = configure("prepare_backward", shape)
         at(
             token_tiles(k, C, at.BK),
@@ -292,7 +291,6 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(k_decay_out, C, at.BK),
             tiles(decay_in_q, C, at.BK),
-            sum_k_q,
             G,
         )
         states = new_tiles((B * H * N, V, K), dtype, device)
@@ -359,7 +357,6 @@ class _Chunk(torch.autograd.Function):
             tiles(G, C, at.BK),
             beta,
             token_tiles(q, C, at.BK),
-            sum_k_q,
             tiles(U_dstate, C, at.BK),
             ddecay_all,
             do_U,
@@ -381,7 +378,6 @@ class _Chunk(torch.autograd.Function):
             tiles(G, C, at.BK),
             beta,
             token_tiles(q, C, at.BK),
-            sum_k_q,
             tiles(U_dstate, C, at.BK),
             ddecay_all,
             do_U,

@@ -249,11 +249,14 @@ def chunk_gradient_kernel(
     i_bh = i_b * H + i_h
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
+    b_kx = tl.zeros((C, BV), tl.float32)
     b_qk = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
+        b_dstate2 = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] linear_attention.rec:10
+        b_kx = tl.dot(b_k2, tl.trans(b_dstate2), b_kx, input_precision=PRECISION)  # [C, BV] linear_attention.rec:10
         b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
-        b_qk = tl.dot(b_k2, tl.trans(b_q2), b_qk, input_precision=PRECISION)  # [C, C] linear_attention.rec:11
+        b_qk = tl.dot(b_q2, tl.trans(b_k2), b_qk, input_precision=PRECISION)  # [C, C] linear_attention.rec:11
     b_do = load_tokens(
         do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
     )  # [C, BV] linear_attention.rec:10
@@ -264,8 +267,13 @@ def chunk_gradient_kernel(
     b_x5 = (scale * tl.where((o_t[:, None] >= o_t[None, :]), b_dP, 0.0)).to(ED)  # [C, C]
     b_dP2 = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)  # [C, C] linear_attention.rec:11
     b_x8 = (scale * tl.where((o_t[None, :] >= o_t[:, None]), b_dP2, 0.0)).to(ED)  # [C, C]
-    b_P2 = tl.where((o_t[None, :] >= o_t[:, None]), (scale * b_qk), 0.0).to(ED)  # [C, C]
-    b_kx = tl.zeros((C, BV), tl.float32)
+    b_dv = tl.dot(
+        tl.trans(tl.where((o_t[:, None] >= o_t[None, :]), (scale * b_qk), 0.0).to(ED)),
+        b_do,
+        b_kx,
+        input_precision=PRECISION,
+    )  # [C, BV] linear_attention.rec:11
+    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] linear_attention.rec:11
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] linear_attention.rec:11
@@ -281,9 +289,6 @@ def chunk_gradient_kernel(
         dk.store(
             [i_b, i_h, i_t * C, i_k * BK], b_dk.to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] linear_attention.rec:11
-        b_kx = tl.dot(b_k, tl.trans(b_dstate), b_kx, input_precision=PRECISION)  # [C, BV] linear_attention.rec:10
-    b_dv = tl.dot(b_P2, b_do, b_kx, input_precision=PRECISION)  # [C, BV] linear_attention.rec:11
-    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] linear_attention.rec:11
 
 
 @triton.jit

@@ -161,10 +161,10 @@ def chunk_scan_kernel(
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
         b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
-        b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
         b_D2 = tl.load(D_ + i_c * C + o_t)  # [C] mamba2.rec:16
         b_R = tl.load(R + i_c * C + o_t)  # [C] mamba2.rec:16
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
         b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
@@ -174,11 +174,10 @@ def chunk_scan_kernel(
         b_v2 = tl.trans(b_v)  # [BV, C]
         b_v3 = b_v2.to(tl.float32)  # [BV, C]
         b_x4 = softplus((b_dt + b_dt_bias))  # [C]
-        b_x_op = tl.zeros((C, C), ED)
+        b_P_op = tl.zeros((C, C), ED)
         if T > 0:
-            b_x_op = (
-                b_x4[:, None]
-                * (
+            b_P_op = (
+                (
                     tl.exp(
                         tl.where(
                             (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]),
@@ -188,9 +187,10 @@ def chunk_scan_kernel(
                     )
                     * tl.dot(b_k, b_q2, input_precision=PRECISION)
                 )
+                * b_x4[:, None]
             ).to(ED)
         b_o2 = tl.dot(
-            b_v2, b_x_op, ((b_decay_in[None, :] * b_qx) + (b_v3 * b_D)), input_precision=PRECISION
+            b_v2, b_P_op, ((b_decay_in[None, :] * b_qx) + (b_v3 * b_D)), input_precision=PRECISION
         )  # [BV, C] mamba2.rec:16
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
@@ -396,21 +396,18 @@ def chunk_gradient_kernel(
     o_v = tl.arange(0, BV)
     b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] mamba2.rec:15
     b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] mamba2.rec:15
-    b_do3 = b_do.to(tl.float32)  # [C, BV]
-    b_dD2 = tl.sum(tl.where(m_t[:, None], (b_v.to(tl.float32) * b_do3), 0.0))  # mamba2.rec:16
+    b_do2 = b_do.to(tl.float32)  # [C, BV]
+    b_dD2 = tl.sum(tl.where(m_t[:, None], (b_v.to(tl.float32) * b_do2), 0.0))  # mamba2.rec:16
     tl.store(dD + i_c, b_dD2)  # mamba2.rec:16
+    b_kx = tl.zeros((C, BV), tl.float32)
     b_qk = tl.zeros((C, C), tl.float32)
-    b_qk2 = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
-        b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
-        b_qk = tl.dot(b_k2, tl.trans(b_q2), b_qk, input_precision=PRECISION)  # [C, C] mamba2.rec:16
-        b_qk2 = tl.dot(b_q2, tl.trans(b_k2), b_qk2, input_precision=PRECISION)  # [C, C] mamba2.rec:16
-    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
-    b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
-    b_dt_bias = tl.load(dt_bias + i_h).to(tl.float32)  # mamba2.rec:15
-    b_x2 = b_dt + b_dt_bias  # [C]
-    b_x3 = softplus(b_x2)  # [C]
+        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_dstate2 = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] mamba2.rec:15
+        b_kx = tl.dot(b_k3, tl.trans(b_dstate2), b_kx, input_precision=PRECISION)  # [C, BV] mamba2.rec:15
+        b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_qk = tl.dot(b_q3, tl.trans(b_k3), b_qk, input_precision=PRECISION)  # [C, C] mamba2.rec:16
+    b_dP = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] mamba2.rec:16
     b_D = tl.load(D_ + i_c * C + o_t)  # [C] mamba2.rec:16
     b_R = tl.load(R + i_c * C + o_t)  # [C] mamba2.rec:16
     b_decay = tl.exp(
@@ -418,65 +415,74 @@ def chunk_gradient_kernel(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
         )
     )  # [C, C] mamba2.rec:16
-    b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] mamba2.rec:16
-    b_x6 = (b_x3[None, :] * (b_decay * b_dov)).to(ED)  # [C, C]
+    b_x3 = tl.where((o_t[:, None] > o_t[None, :]), (b_dP * b_decay), 0.0).to(ED)  # [C, C]
+    b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
+    b_dt_bias = tl.load(dt_bias + i_h).to(tl.float32)  # mamba2.rec:15
+    b_x4 = b_dt + b_dt_bias  # [C]
+    b_x5 = softplus(b_x4)  # [C]
+    b_x8 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dP, 0.0), 1)  # [C] mamba2.rec:16
+    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] mamba2.rec:15
-    b_x7 = b_x3 * b_decay_out  # [C]
-    b_decay2 = tl.exp(
-        tl.where(
-            (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]), b_D[None, :] - b_D[:, None], -float("inf")
-        )
-    )  # [C, C] mamba2.rec:16
-    b_dov2 = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)  # [C, C] mamba2.rec:16
-    b_x10 = (b_decay2 * b_dov2).to(ED)  # [C, C]
-    b_xdo = tl.dot((b_decay2 * b_qk).to(ED), b_do, input_precision=PRECISION)  # [C, BV] mamba2.rec:16
-    b_x17 = b_x3[:, None] * b_xdo  # [C, BV]
-    b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
-    b_x22 = tl.exp(b_A_log)
-    b_Z = tl.where((o_t[:, None] > o_t[None, :]), (b_decay * (b_qk2 * (b_x3[None, :] * b_dov))), 0.0)  # [C, C]
-    b_sum_Z = tl.sum(b_Z, 1)  # [C] mamba2.rec:16
-    b_sum_Z2 = tl.sum(b_Z, 0)  # [C] mamba2.rec:16
-    b_sum_dD = chunk_sum((b_sum_Z + (-b_sum_Z2)), True, False)  # [C] mamba2.rec:16
-    b_x31 = 1.0 - log_decay_resets(tl.where(m_t[:], (-(b_x22 * b_x3)), 0.0))  # [C]
-    b_x32 = b_sum_dD * b_x31  # [C]
-    b_kx = tl.zeros((C, BV), tl.float32)
+    b_x11 = b_x5 * b_decay_out  # [C]
+    b_x13 = tl.trans(b_x3)  # [C, C]
+    b_x15 = b_x5 * b_x8  # [C]
+    b_D2 = tl.load(D + i_h).to(tl.float32)  # mamba2.rec:16
+    b_xdo = tl.dot(tl.trans((b_decay * b_qk).to(ED)), b_do, input_precision=PRECISION)  # [C, BV] mamba2.rec:16
+    dv.store(
+        [i_b, i_h, i_t * C, 0],
+        (((b_x5[:, None] * (b_decay_out[:, None] * b_kx)) + (b_D2 * b_do2)) + (b_x5[:, None] * b_xdo))
+        .to(dv.dtype)
+        .reshape(1, 1, C, BV),
+    )  # [C, BV] mamba2.rec:15
     b_sum_x = tl.zeros((C,), tl.float32)
     b_sum_x2 = tl.zeros((C,), tl.float32)
+    b_sum_x3 = tl.zeros((C,), tl.float32)
+    b_dD = tl.zeros((C,), tl.float32)
     b_ddecay_all = 0.0
     b_ddecay_in = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_x6 = b_x5[:, None] * b_k2  # [C, BK]
+        b_x7 = b_x6.to(ED)  # [C, BK]
+        b_xx = tl.dot(b_x3, b_x7, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
-        b_dq = tl.dot(b_x6, b_k, (b_decay_in[:, None] * b_dox), input_precision=PRECISION)  # [C, BK] mamba2.rec:15
-        dq.store([i_b, i_h, i_t * C, i_k * BK], b_dq.to(dq.dtype).reshape(1, 1, C, BK))  # [C, BK] mamba2.rec:15
+        dq.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            ((b_xx + (b_x6 * b_x8[:, None])) + (b_decay_in[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK),
+        )  # [C, BK] mamba2.rec:15
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] mamba2.rec:15
         b_vx = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
-        b_xq = tl.dot(b_x10, b_q, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
+        b_xx2 = tl.dot(b_x13, b_q, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
         dk.store(
             [i_b, i_h, i_t * C, i_k * BK],
-            ((b_vx * b_x7[:, None]) + (b_x3[:, None] * b_xq)).to(dk.dtype).reshape(1, 1, C, BK),
+            (((b_vx * b_x11[:, None]) + (b_x5[:, None] * b_xx2)) + (b_q2 * b_x15[:, None]))
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
         )  # [C, BK] mamba2.rec:16
-        b_kx = tl.dot(b_k, tl.trans(b_dstate), b_kx, input_precision=PRECISION)  # [C, BV] mamba2.rec:15
-        b_k3 = b_k.to(tl.float32)  # [C, BK]
-        b_sum_x += tl.sum((b_k3 * b_vx), 1)  # [C] mamba2.rec:15
-        b_sum_x2 += tl.sum((b_k3 * b_xq), 1)  # [C] mamba2.rec:16
+        b_sum_x += tl.sum((b_k2 * b_vx), 1)  # [C] mamba2.rec:15
+        b_sum_x2 += tl.sum((b_k2 * b_xx2), 1)  # [C] mamba2.rec:16
+        b_sum_x3 += tl.sum((b_q2 * b_k2), 1)  # [C] mamba2.rec:16
+        b_dD += tl.sum(((b_q.to(tl.float32) * b_xx) - (b_xx2 * b_x7.to(tl.float32))), 1)  # [C] mamba2.rec:16
         b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # mamba2.rec:16
-        b_ddecay_in += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] mamba2.rec:16
-    b_D2 = tl.load(D + i_h).to(tl.float32)  # mamba2.rec:16
-    dv.store(
-        [i_b, i_h, i_t * C, 0],
-        (((b_x3[:, None] * (b_decay_out[:, None] * b_kx)) + (b_D2 * b_do3)) + b_x17).to(dv.dtype).reshape(1, 1, C, BV),
-    )  # [C, BV] mamba2.rec:15
-    b_sum_x3 = chunk_sum((b_decay_out * (b_x3 * b_sum_x)), False, True)  # [C] mamba2.rec:15
+        b_ddecay_in += tl.sum((b_q2 * b_dox), 1)  # [C] mamba2.rec:16
+    b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
+    b_x28 = tl.exp(b_A_log)
+    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] mamba2.rec:16
+    b_x39 = 1.0 - log_decay_resets(tl.where(m_t[:], (-(b_x28 * b_x5)), 0.0))  # [C]
+    b_sum_x4 = chunk_sum((b_decay_out * (b_x5 * b_sum_x)), False, True)  # [C] mamba2.rec:15
     b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
     b_sum_dG = chunk_sum((b_decay_in * b_ddecay_in), True, False)  # [C] mamba2.rec:15
-    b_x41 = tl.where(m_t[:], (b_x32 + (b_x31 * ((b_sum_x3 + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0)  # [C]
-    b_ddt = (((b_decay_out * b_sum_x) + b_sum_x2) - (b_x22 * b_x41)) * tl.sigmoid(b_x2)  # [C]
+    b_x49 = tl.where(
+        m_t[:], ((b_sum_dD * b_x39) + (b_x39 * ((b_sum_x4 + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0
+    )  # [C]
+    b_ddt = ((((b_decay_out * b_sum_x) + b_sum_x2) + (b_sum_x3 * b_x8)) - (b_x28 * b_x49)) * tl.sigmoid(b_x4)  # [C]
     tl.store(ddt + (i_row + o_t) * H + i_h, b_ddt, mask=m_t)  # [C] mamba2.rec:15
-    b_sum_x4 = tl.sum(tl.where(m_t[:], (-(b_x3 * b_x41)), 0.0)[None, :])  # mamba2.rec:15
-    tl.store(dA_log + i_c, (b_x22 * b_sum_x4))  # mamba2.rec:15
+    b_sum_x5 = tl.sum(tl.where(m_t[:], (-(b_x5 * b_x49)), 0.0)[None, :])  # mamba2.rec:15
+    tl.store(dA_log + i_c, (b_x28 * b_sum_x5))  # mamba2.rec:15
     b_ddt_bias = tl.sum(tl.where(m_t[:], b_ddt, 0.0)[None, :])  # mamba2.rec:15
     tl.store(ddt_bias + i_c, b_ddt_bias)  # mamba2.rec:15
 

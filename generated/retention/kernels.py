@@ -159,9 +159,9 @@ def chunk_scan_kernel(
         b_qx = tl.dot(b_S.to(ED), b_q2, input_precision=PRECISION)  # [BV, C] retention.rec:13
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] retention.rec:12
         b_v2 = tl.trans(b_v)  # [BV, C]
-        b_x_op = tl.zeros((C, C), ED)
+        b_score_q_w_op = tl.zeros((C, C), ED)
         if T > 0:
-            b_x_op = (
+            b_score_q_w_op = (
                 scale
                 * (
                     tl.exp(
@@ -174,7 +174,7 @@ def chunk_scan_kernel(
                     * tl.dot(b_k, b_q2, input_precision=PRECISION)
                 )
             ).to(ED)
-        b_o = tl.dot(b_v2, b_x_op, (b_qx * b_x[None, :]), input_precision=PRECISION)  # [BV, C] retention.rec:13
+        b_o = tl.dot(b_v2, b_score_q_w_op, (b_qx * b_x[None, :]), input_precision=PRECISION)  # [BV, C] retention.rec:13
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
         else:
@@ -384,18 +384,19 @@ def chunk_gradient_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
+    b_kx = tl.zeros((C, BV), tl.float32)
     b_qk = tl.zeros((C, C), tl.float32)
-    b_qk2 = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
-        b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
-        b_qk = tl.dot(b_k2, tl.trans(b_q2), b_qk, input_precision=PRECISION)  # [C, C] retention.rec:13
-        b_qk2 = tl.dot(b_q2, tl.trans(b_k2), b_qk2, input_precision=PRECISION)  # [C, C] retention.rec:13
-    b_decay_in = tl.load(decay_in_ + i_c * C + o_t)  # [C] retention.rec:13
-    b_x2 = scale * b_decay_in  # [C]
+        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
+        b_dstate2 = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] retention.rec:12
+        b_kx = tl.dot(b_k3, tl.trans(b_dstate2), b_kx, input_precision=PRECISION)  # [C, BV] retention.rec:12
+        b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
+        b_qk = tl.dot(b_k3, tl.trans(b_q3), b_qk, input_precision=PRECISION)  # [C, C] retention.rec:13
     b_do = load_tokens(
         do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
     )  # [C, BV] retention.rec:12
+    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] retention.rec:12
+    b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] retention.rec:13
     b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:13
     b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:13
     b_decay = tl.exp(
@@ -403,53 +404,65 @@ def chunk_gradient_kernel(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
         )
     )  # [C, C] retention.rec:13
-    b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] retention.rec:12
-    b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] retention.rec:13
-    b_x6 = (scale * (b_decay * b_dov)).to(ED)  # [C, C]
+    b_x4 = tl.where((o_t[:, None] > o_t[None, :]), (b_dov * b_decay), 0.0).to(ED)  # [C, C]
+    b_x6 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dov, 0.0), 1)  # [C] retention.rec:13
+    b_x7 = scale * b_x6  # [C]
+    b_decay_in = tl.load(decay_in_ + i_c * C + o_t)  # [C] retention.rec:13
+    b_x9 = scale * b_decay_in  # [C]
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
+    b_x12 = tl.trans(b_x4)  # [C, C]
     b_decay2 = tl.exp(
         tl.where(
             (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]), b_D[None, :] - b_D[:, None], -float("inf")
         )
     )  # [C, C] retention.rec:13
-    b_dov2 = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)  # [C, C] retention.rec:13
-    b_x10 = (scale * (b_decay2 * b_dov2)).to(ED)  # [C, C]
-    b_x14 = (scale * (b_decay2 * b_qk)).to(ED)  # [C, C]
-    b_Z = tl.where((o_t[:, None] > o_t[None, :]), (b_decay * (b_qk2 * (scale * b_dov))), 0.0)  # [C, C]
-    b_sum_Z = tl.sum(b_Z, 1)  # [C] retention.rec:13
-    b_sum_Z2 = tl.sum(b_Z, 0)  # [C] retention.rec:13
-    b_sum_dD = chunk_sum((b_sum_Z + (-b_sum_Z2)), True, False)  # [C] retention.rec:13
-    b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11
-    b_x22 = 1.0 - log_decay_resets(tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0))  # [C]
-    b_x23 = b_sum_dD * b_x22  # [C]
-    b_kx = tl.zeros((C, BV), tl.float32)
+    b_dv = tl.dot(
+        (scale * (b_decay2 * b_qk)).to(ED), b_do, (b_decay_out[:, None] * b_kx), input_precision=PRECISION
+    )  # [C, BV] retention.rec:11
+    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] retention.rec:11
+    b_dD = tl.zeros((C,), tl.float32)
     b_ddecay_out = tl.zeros((C,), tl.float32)
     b_ddecay_all = 0.0
     b_sum_x2 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
+        b_xx = tl.dot(b_x4, b_k, input_precision=PRECISION)  # [C, BK] retention.rec:13
+        b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] retention.rec:13
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
-        b_dq = tl.dot(b_x6, b_k, (b_x2[:, None] * b_dox), input_precision=PRECISION)  # [C, BK] retention.rec:11
-        dq.store([i_b, i_h, i_t * C, i_k * BK], b_dq.to(dq.dtype).reshape(1, 1, C, BK))  # [C, BK] retention.rec:11
+        dq.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((scale * b_xx) + (b_k2 * b_x7[:, None])) + (b_x9[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK),
+        )  # [C, BK] retention.rec:11
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] retention.rec:12
         b_vx = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] retention.rec:12
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
-        b_dk = tl.dot(b_x10, b_q, (b_decay_out[:, None] * b_vx), input_precision=PRECISION)  # [C, BK] retention.rec:13
-        dk.store([i_b, i_h, i_t * C, i_k * BK], b_dk.to(dk.dtype).reshape(1, 1, C, BK))  # [C, BK] retention.rec:13
-        b_kx = tl.dot(b_k, tl.trans(b_dstate), b_kx, input_precision=PRECISION)  # [C, BV] retention.rec:12
-        b_ddecay_out += tl.sum((b_k.to(tl.float32) * b_vx), 1)  # [C] retention.rec:12
+        b_xx2 = tl.dot(b_x12, b_q, input_precision=PRECISION)  # [C, BK] retention.rec:13
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        dk.store(
+            [i_b, i_h, i_t * C, i_k * BK],
+            (((b_decay_out[:, None] * b_vx) + (scale * b_xx2)) + (b_q2 * b_x7[:, None]))
+            .to(dk.dtype)
+            .reshape(1, 1, C, BK),
+        )  # [C, BK] retention.rec:13
+        b_dD += tl.sum(
+            ((scale * (b_xx * b_q.to(tl.float32))) - (scale * (b_k.to(tl.float32) * b_xx2))), 1
+        )  # [C] retention.rec:13
+        b_ddecay_out += tl.sum((b_k2 * b_vx), 1)  # [C] retention.rec:12
         b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # retention.rec:13
-        b_sum_x2 += tl.sum((b_q.to(tl.float32) * b_dox), 1)  # [C] retention.rec:13
-    b_dv = tl.dot(b_x14, b_do, (b_decay_out[:, None] * b_kx), input_precision=PRECISION)  # [C, BV] retention.rec:11
-    dv.store([i_b, i_h, i_t * C, 0], b_dv.to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] retention.rec:11
+        b_sum_x2 += tl.sum((b_q2 * b_dox), 1)  # [C] retention.rec:13
+    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] retention.rec:13
+    b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11
+    b_x27 = 1.0 - log_decay_resets(tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0))  # [C]
     b_sum_x = chunk_sum((b_decay_out * b_ddecay_out), False, True)  # [C] retention.rec:12
     b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
     b_sum_dG = chunk_sum((b_decay_in * (scale * b_sum_x2)), True, False)  # [C] retention.rec:11
     b_dlog_gamma = tl.sum(
         tl.where(
             m_t[:],
-            tl.where(m_t[:], (b_x23 + (b_x22 * ((b_sum_x + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0),
+            tl.where(
+                m_t[:], ((b_sum_dD * b_x27) + (b_x27 * ((b_sum_x + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0
+            ),
             0.0,
         )[None, :]
     )  # retention.rec:11

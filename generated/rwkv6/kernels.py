@@ -681,27 +681,13 @@ def chunk_products_kernel(
 
 
 @triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
-def chunk_gradient_kernel(
-    r,
-    w,
-    k,
-    G,
+def chunk_gradient_values_kernel(
     score_q_w,
-    u,
     x25,
+    w_out,
     do,
     d_states,
-    dw_out,
-    ddecay_all,
-    sum_v_do,
-    do_v,
-    do_state,
-    dr,
-    dk,
     dv,
-    dw,
-    du,
-    G_rows,
     do_step_b,
     do_step_t,
     do_step_h,
@@ -711,6 +697,58 @@ def chunk_gradient_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The value-side gradients of the inputs, chunk by chunk. One program a chunk and head."""
+    i_p = tl.program_id(0)
+    i_h = i_p % H
+    i_t = (i_p // H) % N
+    i_b = i_p // (H * N)
+    i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
+    o_t = tl.arange(0, C)
+    o_v = tl.arange(0, BV)
+    b_xx = tl.zeros((C, BV), tl.float32)
+    for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_w_out = w_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+        b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
+        b_xx = tl.dot(b_w_out, tl.trans(b_dstate), b_xx, input_precision=PRECISION)  # [C, BV] rwkv6.rec:13
+    b_x = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+    b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv6.rec:13
+    b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
+    b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
+    dv.store(
+        [i_b, i_h, i_t * C, 0],
+        ((b_xx + (b_x[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
+    )  # [C, BV] rwkv6.rec:12
+
+
+@triton.jit
+def chunk_gradient_kernel(
+    r,
+    w,
+    k,
+    G,
+    u,
+    dw_out,
+    ddecay_all,
+    sum_v_do,
+    do_v,
+    do_state,
+    dr,
+    dk,
+    dw,
+    du,
+    G_rows,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -735,7 +773,6 @@ def chunk_gradient_kernel(
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
         b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
         b_x18 = tl.trans(b_x7)  # [C, C]
-        b_xx3 = tl.zeros((C, BV), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
@@ -783,10 +820,6 @@ def chunk_gradient_kernel(
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:13
-            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
-            b_xx3 = tl.dot(
-                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx3, input_precision=PRECISION
-            )  # [C, BV] rwkv6.rec:13
             b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
             b_sum_dG = chunk_sum(
@@ -806,29 +839,15 @@ def chunk_gradient_kernel(
             )  # [C, BK] rwkv6.rec:12
             b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
             tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
-        b_x23 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
-        b_do = load_tokens(
-            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
-        )  # [C, BV] rwkv6.rec:13
-        b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
-        b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
-        dv.store(
-            [i_b, i_h, i_t * C, 0],
-            ((b_xx3 + (b_x23[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
-        )  # [C, BV] rwkv6.rec:12
 
 
-@triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
+@triton.jit
 def chunk_gradient_steep_kernel(
     r,
     w,
     k,
     G,
-    score_q_w,
     u,
-    x25,
-    do,
-    d_states,
     dw_out,
     ddecay_all,
     sum_v_do,
@@ -836,19 +855,14 @@ def chunk_gradient_steep_kernel(
     do_state,
     dr,
     dk,
-    dv,
     dw,
     du,
     G_rows,
-    do_step_b,
-    do_step_t,
-    do_step_h,
     scale,
     T,
     N,
     H: tl.constexpr,
     K: tl.constexpr,
-    V: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -872,7 +886,7 @@ def chunk_gradient_steep_kernel(
         b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
         b_x2 = scale * b_sum_x  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
-        b_x132 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
+        b_x129 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
         b_x8 = side_of_middle(o_t, 32, True, False)  # [C]
         b_x14 = side_of_middle(o_t, 32, False, True)  # [C]
         b_x21 = side_of_middle(o_t, 16, True, False)  # [C]
@@ -885,7 +899,6 @@ def chunk_gradient_steep_kernel(
         b_x69 = side_of_middle(o_t, 2, False, True)  # [C]
         b_x77 = side_of_middle(o_t, 1, True, False)  # [C]
         b_x83 = side_of_middle(o_t, 1, False, True)  # [C]
-        b_xx13 = tl.zeros((C, BV), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             i_z = tl.where(
@@ -912,10 +925,6 @@ def chunk_gradient_steep_kernel(
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
             b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
             b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
-            b_xx13 = tl.dot(
-                (b_k2 * b_decay_out).to(ED), tl.trans(b_dstate), b_xx13, input_precision=PRECISION
-            )  # [C, BV] rwkv6.rec:13
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
             b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
             tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
@@ -931,9 +940,9 @@ def chunk_gradient_steep_kernel(
             b_xx = tl.dot(b_x13, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x97 = (b_r2 * b_read_32).to(ED)  # [C, BK]
             b_xx7 = tl.dot(tl.trans(b_x13), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x133 = tl.where(b_level == 32 + i_z, b_x132, 0.0)  # [C, C]
-            b_xx14 = tl.dot(tl.trans(b_x133), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_xx20 = tl.dot(b_x133, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x130 = tl.where(b_level == 32 + i_z, b_x129, 0.0)  # [C, C]
+            b_xx13 = tl.dot(tl.trans(b_x130), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_xx19 = tl.dot(b_x130, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x22 = tl.load(
                 G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -948,11 +957,11 @@ def chunk_gradient_steep_kernel(
             b_x101 = (b_r2 * b_read_16).to(ED)  # [C, BK]
             b_xx8 = tl.dot(tl.trans(b_x26), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x103 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
-            b_x137 = tl.where(b_level == 16 + i_z, b_x132, 0.0)  # [C, C]
-            b_xx15 = tl.dot(tl.trans(b_x137), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x140 = (b_x19.to(tl.float32) * b_xx14) + (b_x32.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
-            b_xx21 = tl.dot(b_x137, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x168 = (b_x97.to(tl.float32) * b_xx20) + (b_x101.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
+            b_x134 = tl.where(b_level == 16 + i_z, b_x129, 0.0)  # [C, C]
+            b_xx14 = tl.dot(tl.trans(b_x134), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x137 = (b_x19.to(tl.float32) * b_xx13) + (b_x32.to(tl.float32) * b_xx14)  # [C, BK] rwkv6.rec:12
+            b_xx20 = tl.dot(b_x134, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x165 = (b_x97.to(tl.float32) * b_xx19) + (b_x101.to(tl.float32) * b_xx20)  # [C, BK] rwkv6.rec:12
             b_x36 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -967,11 +976,11 @@ def chunk_gradient_steep_kernel(
             b_x106 = (b_r2 * b_read_8).to(ED)  # [C, BK]
             b_xx9 = tl.dot(tl.trans(b_x40), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x108 = b_x103 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
-            b_x142 = tl.where(b_level == 8 + i_z, b_x132, 0.0)  # [C, C]
-            b_xx16 = tl.dot(tl.trans(b_x142), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x145 = b_x140 + (b_x46.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
-            b_xx22 = tl.dot(b_x142, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x171 = b_x168 + (b_x106.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
+            b_x139 = tl.where(b_level == 8 + i_z, b_x129, 0.0)  # [C, C]
+            b_xx15 = tl.dot(tl.trans(b_x139), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x142 = b_x137 + (b_x46.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
+            b_xx21 = tl.dot(b_x139, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x168 = b_x165 + (b_x106.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
             b_x50 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -986,11 +995,11 @@ def chunk_gradient_steep_kernel(
             b_x111 = (b_r2 * b_read_4).to(ED)  # [C, BK]
             b_xx10 = tl.dot(tl.trans(b_x54), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x113 = b_x108 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
-            b_x147 = tl.where(b_level == 4 + i_z, b_x132, 0.0)  # [C, C]
-            b_xx17 = tl.dot(tl.trans(b_x147), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x150 = b_x145 + (b_x60.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
-            b_xx23 = tl.dot(b_x147, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x174 = b_x171 + (b_x111.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
+            b_x144 = tl.where(b_level == 4 + i_z, b_x129, 0.0)  # [C, C]
+            b_xx16 = tl.dot(tl.trans(b_x144), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x147 = b_x142 + (b_x60.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
+            b_xx22 = tl.dot(b_x144, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x171 = b_x168 + (b_x111.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
             b_x64 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1005,11 +1014,11 @@ def chunk_gradient_steep_kernel(
             b_x116 = (b_r2 * b_read_2).to(ED)  # [C, BK]
             b_xx11 = tl.dot(tl.trans(b_x68), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x118 = b_x113 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
-            b_x152 = tl.where(b_level == 2 + i_z, b_x132, 0.0)  # [C, C]
-            b_xx18 = tl.dot(tl.trans(b_x152), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x155 = b_x150 + (b_x74.to(tl.float32) * b_xx18)  # [C, BK] rwkv6.rec:12
-            b_xx24 = tl.dot(b_x152, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x177 = b_x174 + (b_x116.to(tl.float32) * b_xx24)  # [C, BK] rwkv6.rec:12
+            b_x149 = tl.where(b_level == 2 + i_z, b_x129, 0.0)  # [C, C]
+            b_xx17 = tl.dot(tl.trans(b_x149), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x152 = b_x147 + (b_x74.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
+            b_xx23 = tl.dot(b_x149, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x174 = b_x171 + (b_x116.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
             b_x78 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1038,35 +1047,25 @@ def chunk_gradient_steep_kernel(
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:13
             b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
-            b_x157 = tl.where(b_level == 1 + i_z, b_x132, 0.0)  # [C, C]
-            b_xx19 = tl.dot(tl.trans(b_x157), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x154 = tl.where(b_level == 1 + i_z, b_x129, 0.0)  # [C, C]
+            b_xx18 = tl.dot(tl.trans(b_x154), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_sum_dG = chunk_sum(
                 (
                     tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                    - (scale * (b_x155 + (b_x88.to(tl.float32) * b_xx19)))
+                    - (scale * (b_x152 + (b_x88.to(tl.float32) * b_xx18)))
                 ),
                 True,
                 False,
             )  # [C, BK] rwkv6.rec:13
-            b_x162 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
-            b_xx25 = tl.dot(b_x157, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x159 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+            b_xx24 = tl.dot(b_x154, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_sum_x4 = chunk_sum(
-                ((b_decay_in * (b_r2 * b_x6)) + (scale * (b_x177 + (b_x121.to(tl.float32) * b_xx25)))), True, True
+                ((b_decay_in * (b_r2 * b_x6)) + (scale * (b_x174 + (b_x121.to(tl.float32) * b_xx24)))), True, True
             )  # [C, BK] rwkv6.rec:13
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x162 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                ((b_x159 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:12
-        b_x125 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
-        b_do = load_tokens(
-            do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
-        )  # [C, BV] rwkv6.rec:13
-        b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
-        b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
-        dv.store(
-            [i_b, i_h, i_t * C, 0],
-            ((b_xx13 + (b_x125[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
-        )  # [C, BV] rwkv6.rec:12
 
 
 @triton.jit

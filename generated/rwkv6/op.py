@@ -52,8 +52,9 @@ FACTS = {
     "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
     "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
     "products": Facts("parallel", 0, 2, 0, 2, 3, False, False),
-    "gradient": Facts("parallel", 7, 1, 2, 1, 4, True, False),
-    "gradient_steep": Facts("parallel", 19, 1, 2, 1, 26, True, False),
+    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False),
+    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False),
+    "gradient_steep": Facts("parallel", 19, 0, 1, 0, 24, True, False),
 }
 
 
@@ -328,9 +329,20 @@ class _Chunk(torch.autograd.Function):
             *token_steps(do),
             *token_steps(v),
         )
+        dv = new_tiles((B, T, H, V), v.dtype, device)
+        at = configure("gradient_values", shape)
+        at(
+            score_q_w,
+            x25,
+            tiles(w_out, C, at.BK),
+            do,
+            tiles(d_states, at.BV, at.BK),
+            token_tiles(dv, C, at.BV),
+            *token_steps(do),
+            scale,
+        )
         dr = new_tiles((B, T, H, K), r.dtype, device)
         dk = new_tiles((B, T, H, K), k.dtype, device)
-        dv = new_tiles((B, T, H, V), v.dtype, device)
         dw = new_tiles((B, T, H, K), w.dtype, device)
         du = torch.empty((B, H, N, K), dtype=torch.float32, device=device)
         at = configure("gradient", shape)
@@ -339,11 +351,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(w, C, at.BK),
             token_tiles(k, C, at.BK),
             tiles(G, C, at.BK),
-            score_q_w,
             u,
-            x25,
-            do,
-            tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             sum_v_do,
@@ -351,11 +359,9 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dk, C, at.BK),
-            token_tiles(dv, C, at.BV),
             token_tiles(dw, C, at.BK),
             du,
             G,
-            *token_steps(do),
             scale,
         )
         at = configure("gradient_steep", shape)
@@ -364,11 +370,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(w, C, at.BK),
             token_tiles(k, C, at.BK),
             tiles(G, C, at.BK),
-            score_q_w,
             u,
-            x25,
-            do,
-            tiles(d_states, at.BV, at.BK),
             tiles(dw_out, C, at.BK),
             ddecay_all,
             sum_v_do,
@@ -376,11 +378,9 @@ class _Chunk(torch.autograd.Function):
             tiles(do_state, C, at.BK),
             token_tiles(dr, C, at.BK),
             token_tiles(dk, C, at.BK),
-            token_tiles(dv, C, at.BV),
             token_tiles(dw, C, at.BK),
             du,
             G,
-            *token_steps(do),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

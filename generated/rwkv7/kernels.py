@@ -227,9 +227,7 @@ def chunk_prepare_kernel(
         b_xx = tl.zeros((C, C), tl.float32)
         b_xx2 = tl.zeros((C, C), tl.float32)
         b_xx3 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
         b_xx4 = tl.zeros((C, C), tl.float32)
-        b_sum_x2 = tl.zeros((C,), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
@@ -261,15 +259,13 @@ def chunk_prepare_kernel(
             )  # [C, BK] rwkv7.rec:13
             b_x16 = (b_r2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED)  # [C, BK]
             b_xx3 = tl.dot(b_x16, b_x13, b_xx3, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
-            b_sum_x += tl.sum((b_x10 * b_r2), 1)  # [C] rwkv7.rec:13
             b_xx4 = tl.dot(b_x16, b_x9, b_xx4, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
-            b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:13
             tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv7.rec:13
-            b_sum_x3 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-            b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             w2_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_x10 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv7.rec:12
@@ -286,21 +282,11 @@ def chunk_prepare_kernel(
         inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
         score_q_w2.store(
             [i_bh, i_t * C, 0],
-            (
-                tl.where((o_t[:, None] > o_t[None, :]), b_xx3, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0)
-            )
-            .to(score_q_w2.dtype)
-            .reshape(1, C, C),
+            tl.where((o_t[:, None] >= o_t[None, :]), b_xx3, 0.0).to(score_q_w2.dtype).reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
         score_q_w1.store(
             [i_bh, i_t * C, 0],
-            (
-                tl.where((o_t[:, None] > o_t[None, :]), b_xx4, 0.0)
-                + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0)
-            )
-            .to(score_q_w1.dtype)
-            .reshape(1, C, C),
+            tl.where((o_t[:, None] >= o_t[None, :]), b_xx4, 0.0).to(score_q_w1.dtype).reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
 
 
@@ -1032,14 +1018,14 @@ def chunk_gradient_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
         b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
-        b_x4 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w1, 0.0)  # [C, C]
-        b_x10 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_x2 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w1, 0.0)  # [C, C]
+        b_x7 = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
         b_dscore_q_w2 = load_rows(dscore_q_w2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
-        b_x12 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w2, 0.0)  # [C, C]
-        b_x27 = tl.trans(b_x4)  # [C, C]
-        b_x31 = tl.trans(b_x12)  # [C, C]
+        b_x9 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w2, 0.0)  # [C, C]
+        b_x14 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_x27 = tl.trans(b_x2)  # [C, C]
+        b_x31 = tl.trans(b_x9)  # [C, C]
         b_dYU2 = load_rows(dY_U2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
         b_dL2 = tl.where((o_t[:, None] > o_t[None, :]), b_dYU2, 0.0)  # [C, C]
         b_dL22 = tl.trans(b_dL2)  # [C, C]
@@ -1048,24 +1034,24 @@ def chunk_gradient_kernel(
         b_x40 = tl.trans(b_x39)  # [C, C]
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_G_row = tl.load(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:12
             b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-            b_x7 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-            b_xx = tl.dot(b_x4, b_x7, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x5 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_xx = tl.dot(b_x2, b_x5, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
             b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_x9 = b_kappa2 * b_a2  # [C, BK]
-            b_x14 = (b_x9 * b_decay_write).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_x10 = b_kappa2 * b_a2  # [C, BK]
+            b_x12 = (b_x10 * b_decay_write).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x9, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
@@ -1073,8 +1059,8 @@ def chunk_gradient_kernel(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
                     (
-                        (((b_k2 * b_x[:, None]) + (b_decay_read * b_xx)) + (b_x9 * b_x10[:, None]))
-                        + (b_decay_read * b_xx2)
+                        (((b_decay_read * b_xx) + (b_k2 * b_x7[:, None])) + (b_decay_read * b_xx2))
+                        + (b_x10 * b_x14[:, None])
                     )
                     + (b_decay_in * b_dq_in2)
                 )
@@ -1091,16 +1077,16 @@ def chunk_gradient_kernel(
             b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
             b_sum_x2 = chunk_sum(
-                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x9 * b_dw2_out2))), False, True
+                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x10 * b_dw2_out2))), False, True
             )  # [C, BK] rwkv7.rec:12
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
             b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_r2 = b_r.to(tl.float32)  # [C, BK]
             b_x23 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
             b_x24 = b_x23.to(tl.float32)  # [C, BK]
-            b_x26 = b_x7.to(tl.float32)  # [C, BK]
+            b_x26 = b_x5.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x27, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x30 = b_x14.to(tl.float32)  # [C, BK]
+            b_x30 = b_x12.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x31, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_w2 = b_w.to(tl.float32)  # [C, BK]
@@ -1138,8 +1124,8 @@ def chunk_gradient_kernel(
                 False,
             )  # [C, BK] rwkv7.rec:12
             b_x43 = b_x37.to(tl.float32)  # [C, BK]
-            b_dL2x2 = tl.dot(b_dL2, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx6 = tl.dot(b_x39, b_x7, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dL2x2 = tl.dot(b_dL2, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx6 = tl.dot(b_x39, b_x5, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
@@ -1153,13 +1139,13 @@ def chunk_gradient_kernel(
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
-                    (((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_decay_write * b_xx3))
+                    (((b_decay_out * b_dw1_out2) + (b_decay_write * b_xx3)) + (b_r2 * b_x7[:, None]))
                     - (b_decay_write * b_xx5)
                 )
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
-            b_x65 = (((b_decay_out * b_dw2_out2) + (b_r2 * b_x10[:, None])) + (b_decay_write * b_xx4)) - (
+            b_x65 = (((b_decay_out * b_dw2_out2) + (b_decay_write * b_xx4)) + (b_r2 * b_x14[:, None])) - (
                 b_decay_write * b_dL2x
             )  # [C, BK]
             dkappa.store(

@@ -1,4 +1,4 @@
-"""levels: a score per channel and what it gives back, as matrix products of either kind, mean what the one node means."""
+"""scores: a score per channel and what it gives back, as matrix products of either kind, mean what the one node means."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from recgen.graph import Dot, Graph, Mask, Node, Pull, Score, topological
-from recgen.levels import Falls, _Expansion, expand, falls
 from recgen.meaning import evaluate
+from recgen.scores import Expansion, Falls, expand, falls
 from tests.conftest import ZOO
 from tests.stages import Array, plan, tile_graph
 
@@ -29,7 +29,7 @@ def score(graph: Graph, read_before: bool, write_before: bool, parameter: bool =
     gate = graph.load("g", ("t", "k"))
     place = {before: graph.segment(gate, T, exclusive=before) for before in (False, True)}
     a = graph.load("a", ("k",) if parameter else ("t", "k"))
-    return graph.score(a, graph.load("kappa", ("t", "k")), place[read_before], place[write_before], place[False])
+    return graph.score(a, graph.load("kappa", ("t", "k")), (place[read_before],), (place[write_before],), place[False])
 
 
 def everything(graph: Graph, made: Node) -> list[Node]:
@@ -51,7 +51,7 @@ def test_a_steep_chunk(gate: str, before: tuple[bool, bool]) -> None:
     """Every gate, whatever it is."""
     graph = Graph()
     nodes = everything(graph, score(graph, *before))
-    made = _Expansion(graph, "steep").expand(nodes, lambda n: False)
+    made = Expansion(graph, "steep").expand(nodes, lambda n: False)
     found = evaluate([*nodes, *made.values()], environment(gate), {"t": T, "k": K, "v": 1})
     for node in nodes:
         wanted = found[node.index]
@@ -64,7 +64,7 @@ def test_an_even_chunk(gate: str, before: tuple[bool, bool]) -> None:
     """The score and the rows as the node means them; of the gates, what both sides together leave in a sum from the end of the chunk."""
     graph = Graph()
     nodes = everything(graph, score(graph, *before))
-    made = _Expansion(graph, "even").expand(nodes, lambda n: False)
+    made = Expansion(graph, "even").expand(nodes, lambda n: False)
     found = evaluate([*nodes, *made.values()], environment(gate), {"t": T, "k": K, "v": 1})
     pairs = [(found[n.index], found[made[n.index].index]) for n in nodes]
     whole, read, read_gate, write, write_gate = pairs
@@ -88,7 +88,7 @@ def test_a_parameter_reads_in_every_row() -> None:
     nodes = everything(graph, score(graph, False, False, parameter=True))
     env = environment("-0.5", parameter=True)
     for kind in KINDS:
-        made = _Expansion(graph, kind).expand(nodes, lambda n: False)
+        made = Expansion(graph, kind).expand(nodes, lambda n: False)
         found = evaluate([*nodes, *made.values()], env, {"t": T, "k": K, "v": 1})
         for node in nodes:
             np.testing.assert_allclose(found[made[node.index].index], found[node.index], rtol=1e-9, atol=1e-9)
@@ -97,7 +97,7 @@ def test_a_parameter_reads_in_every_row() -> None:
 def test_one_product_or_one_for_each_half_of_halves() -> None:
     graph = Graph()
     made = score(graph, False, False)
-    counts = {k: [n.op for n in topological([_Expansion(graph, k).expand([made], lambda n: False)[made.index]])] for k in KINDS}
+    counts = {k: [n.op for n in topological([Expansion(graph, k).expand([made], lambda n: False)[made.index]])] for k in KINDS}
     assert [sum(isinstance(op, Dot) for op in counts[k]) for k in KINDS] == [1, 6]
     assert {op.size for op in counts["steep"] if isinstance(op, Mask)} == {32, 16, 8, 4, 2, 1}
 
@@ -108,7 +108,7 @@ def test_what_both_sides_are_given_is_rounded_alike() -> None:
     made = score(graph, False, False)
     c = graph.load("c", ("t", "s"))
     read, write = (graph.pull(side, made, c, gate=True) for side in ("read", "write"))
-    even = _Expansion(graph, "even").expand([read, write], lambda n: False)
+    even = Expansion(graph, "even").expand([read, write], lambda n: False)
     factors = [even[n.index].args for n in (read, write)]
     rows = [next(f for f in fs if not isinstance(f.op, Dot)) for fs in factors]
     products = [next(f for f in fs if isinstance(f.op, Dot)) for fs in factors]

@@ -1,0 +1,153 @@
+"""scores: scores under a decay, and what they give back, as matrix products. Part of emit.
+
+A decay for all channels scales the product of the rows, entry by entry. A decay per channel stands inside the operands:
+exp(read_t - write_s) is exp(read_t - G_m) exp(G_m - write_s) for any token m. Which m is right depends on the chunk, and each kernel that
+has such scores is emitted twice:
+
+even: the decay over either half of the chunk is within what the operands can hold. One product, anchored at the chunk's middle; of the
+two exponents one is positive.
+steep: halves of halves. The pairs across the middle of a block are anchored at that middle, in each of the blocks of 64, 32, ... 2 tokens:
+both exponents are sums of log decays, never positive, and every gate is exact.
+
+A program whose chunk is not of its kind does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .chunk import CHUNK
+from .graph import Graph, Node, Pull, Score, Segment, topological
+from .schedule import Buffer, Kernel
+
+Falls = Literal["even", "steep"]
+
+
+def falls(kernel: Kernel) -> tuple[Falls | None, ...]:
+    """The kinds of chunk that a kernel is emitted for, one by one: None where it makes no difference."""
+    per_channel = any(isinstance(n.op, Score | Pull) and n.op.decay == "key" for n in kernel.computed())
+    return ("even", "steep") if per_channel else (None,)
+
+
+def expand(kernel: Kernel, graph: Graph, kind: Falls | None) -> Kernel:
+    """The kernel with every score and pull as matrix products, for chunks of this kind."""
+    have = {b.node.index for b in kernel.loads} | ({kernel.carry[0].index} if kernel.carry else set())
+    ends = [b.node for b in kernel.stores] + ([kernel.carry[1]] if kernel.carry else [])
+    found = Expansion(graph, kind).expand(ends, lambda n: n.index in have)
+
+    def made(buffer: Buffer) -> Buffer:
+        return replace(buffer, node=found[buffer.node.index])
+
+    carry = None if kernel.carry is None else (kernel.carry[0], found[kernel.carry[1].index])
+    last = kernel.last and (made(kernel.last) if kernel.last.node.index in found else kernel.last)
+    return replace(kernel, stores=tuple(map(made, kernel.stores)), carry=carry, last=last)
+
+
+@dataclass(slots=True)
+class Expansion:
+    """Rewrites nodes within one graph, so that what two of them share stays one. Without a kind, scores with a decay per channel stay."""
+
+    graph: Graph
+    kind: Falls | None
+
+    def expand(self, targets: Iterable[Node], stop: Callable[[Node], bool]) -> dict[int, Node]:
+        """What stands for each node, by index."""
+        graph, found, line = self.graph, dict[int, Node](), self.graph.line
+        for node in topological(targets, stop=stop):
+            args = () if stop(node) else tuple(found[a.index] for a in node.args)
+            graph.line = node.line
+            stays = stop(node) or (isinstance(node.op, Score | Pull) and node.op.decay == "key" and self.kind is None)
+            if isinstance(node.op, Score) and not stays:
+                made = self.score(node.op, *args)
+            elif isinstance(node.op, Pull) and not stays:
+                made = self.pull(node.op, *args)
+            elif stop(node):
+                made = node
+            else:
+                made = node if args == node.args else graph.make(node.op, args, node.axes)
+            if made is not node and node.index in graph.names:
+                graph.name(made, graph.names[node.index])
+            found[node.index] = made
+        graph.line = line
+        return found
+
+    def score(self, op: Score, a: Node, kappa: Node, *decays: Node) -> Node:
+        graph = self.graph
+        if op.decay == "scalar":
+            between = self.between(decays)
+            score = graph.mul(between, graph.dot("tk,sk->ts", a, kappa))
+            return score if op.causal or decays[0] is not decays[2] else graph.mask(score, "strict")
+        terms = []
+        for size in self.sizes():
+            to_read, to_write = self.anchored(decays, size)
+            product = graph.dot("tk,sk->ts", self.rounded(a, to_read), self.rounded(kappa, to_write))
+            kind = "causal" if op.causal and self.kind == "even" else "strict"
+            terms.append(graph.mask(product, "level", size) if size else graph.mask(product, kind))  # type: ignore[arg-type]
+        if op.causal and self.kind == "steep":
+            terms.append(graph.diagonal(graph.sum(graph.mul(a, kappa), "k")))
+        return graph.add(*terms)
+
+    def pull(self, op: Pull, c: Node, *rest: Node) -> Node:
+        graph = self.graph
+        rows, decays = rest[: 1 + op.gate], rest[1 + op.gate :]
+        a, kappa = rows[0], rows[-1]  # one of them alone, where the other is not needed
+        apart = graph.mask(c, "gapped") if op.touching and self.kind != "even" else c
+        if op.decay == "scalar":
+            seen = graph.mul(self.between(decays), apart)
+            seen = graph.mask(seen, "strict") if decays[0] is decays[2] else seen
+            return self.given(op, seen, a, kappa, graph.const(1.0), graph.const(1.0))
+        terms = []
+        for size in self.sizes():
+            seen = graph.mask(apart, "level", size) if size else graph.mask(apart, "strict")
+            terms.append(self.given(op, seen, a, kappa, *self.anchored(decays, size)))
+        return graph.add(*terms)
+
+    def given(self, op: Pull, seen: Node, a: Node, kappa: Node, to_read: Node, to_write: Node) -> Node:
+        """What one matrix of cotangents gives to a side, through rows that are decayed to an anchor."""
+        graph = self.graph
+        if op.side == "read":
+            product, own, decay = graph.dot("ts,sk->tk", seen, self.rounded(kappa, to_write)), a, to_read
+        else:
+            product, own, decay = graph.dot("ts,tk->sk", seen, self.rounded(a, to_read)), kappa, to_write
+        if not op.gate:
+            return graph.mul(decay, product)
+        gate = graph.mul(self.rounded(own, decay), product)
+        return gate if op.decay == "key" else graph.sum(gate, "k")
+
+    def between(self, decays: tuple[Node, ...]) -> Node:
+        """exp(read_t - write_s), with a diagonal of 1 where readers and writers stand alike, and none otherwise."""
+        read, read_resets, write, write_resets = decays
+        decay = self.graph.decay((read, read_resets), (write, write_resets), strict=read is not write)
+        return self.graph.name(decay, "decay")
+
+    def sizes(self) -> list[int]:
+        """Half the sizes of the blocks: the chunk alone, or all from the chunk to two tokens."""
+        return [CHUNK // 2 >> i for i in range(CHUNK.bit_length() - 1)] if self.kind == "steep" else [0]
+
+    def rounded(self, row: Node, decay: Node) -> Node:
+        """A decayed row, as precise as matrix operands are."""
+        return self.graph.map("round", self.graph.mul(row, decay))
+
+    def anchored(self, decays: tuple[Node, ...], size: int) -> tuple[Node, Node]:
+        """exp(read - G_m) and exp(G_m - write) for m the middle of the blocks of 2 size tokens; size 0: of the chunk."""
+        graph, (read, write, sums) = self.graph, decays
+        if not size:
+            middle = graph.rows(sums, "half")
+            to_read = graph.exp(graph.add(read, graph.neg(middle)))
+            to_write = graph.exp(graph.add(middle, graph.neg(write)))
+            return graph.name(to_read, "decay_read"), graph.name(to_write, "decay_write")
+        both = "decay" if read is write else ""
+        to_read, to_write = self.to_middle(read, sums, size), self.to_middle(write, sums, size)
+        return graph.name(to_read, f"{both or 'read'}_{size}"), graph.name(to_write, f"{both or 'write'}_{size}")
+
+    def to_middle(self, place: Node, sums: Node, size: int) -> Node:
+        """The decay between a token and the middle of its block: down from it in the upper half, up to it in the lower. Where a place
+        stands alike to its own token's decay when it reads and when it is written to, one tile serves both halves."""
+        graph = self.graph
+        assert isinstance(place.op, Segment)
+        after = not place.op.exclusive
+        side = graph.side(size, upper_zero=not after, lower_zero=after)
+        apart = graph.add(place, graph.neg(graph.rows(sums, "middle", size)))
+        return graph.exp(graph.map("at_most_zero", graph.mul(side, apart)))
