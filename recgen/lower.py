@@ -63,6 +63,7 @@ class Statement:
     binary: bool = False
     lines: tuple[str, ...] = ()  # instead of an assignment: whole lines, with the same references
     rank: int = 0  # statements of a scope stand in this order where their references allow it
+    ends: bool = False  # ... and of one rank first those that a product's tile is over with
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,7 @@ class Lowering:
         key = (-1 - node.index, order, self.where(node))
         if key not in self.memo:
             self.memo[key] = self.emit(node, f"{value}.to(tl.float32)", self.where(node), plain=True, axes=order)
+            self.statements[-1].ends = _is_rounded(node) and not self.scan
         return self.memo[key]
 
     def operand(self, node: Node, order: Axes) -> str:
@@ -441,6 +443,7 @@ class Lowering:
                 f"[{shape}]{place}" if order else place,
                 lines=(text,) if isinstance(text, str) else text,
                 rank=2 * CHUNK if last else self.rank(node),
+                ends=not self.scan,
             )
         )
 
@@ -576,8 +579,8 @@ class Lowering:
         return _broadcast(value, own, order)
 
     def _add(self, node: Node, order: Axes, scope: int) -> str:
-        """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added. A product takes the
-        sum so far as its accumulator."""
+        """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added; in a loop over key tiles
+        so is every product. A product takes the sum so far as its accumulator."""
         terms = sorted(self._summands(node), key=lambda t: (self.rank(t), self._product(t, node) is not None))
         value = self.spread(terms[0], order)
         rank = self.rank(terms[0])
@@ -590,7 +593,10 @@ class Lowering:
                 continue
             negative = _is_negative(term)
             text = f"{value} - {self.spread(term.args[1], order)}" if negative else f"{value} + {self.spread(term, order)}"
-            value = self.emit(node, text, scope, plain=rank == 0 or term is terms[-1], binary=True, axes=order, rank=rank)
+            drops = not self.scan and "k" in node.axes and self._products(term) > 0
+            plain = term is terms[-1] or (rank == 0 and not drops)
+            value = self.emit(node, text, scope, plain=plain, binary=True, axes=order, rank=rank)
+            self.statements[-1].ends = drops
         return value
 
     def _product(self, term: Node, node: Node) -> tuple[Node, list[Node]] | None:
@@ -835,7 +841,8 @@ def _sink(statements: list[Statement]) -> None:
 
 
 def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) -> list[Statement]:
-    """The statements in order of rank where references allow it, in the order of demand otherwise."""
+    """The statements in order of rank where references allow it; of one rank first what ends the use of a product, otherwise in the order
+    of demand."""
 
     def references(statement: Statement) -> set[int]:
         found: set[int] = set()
@@ -844,24 +851,27 @@ def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) 
             found |= references(target) if inlined(target) else {target.index}
         return found
 
-    by_place = {id(s): i for i, s in enumerate(statements)}
     needs = {i: {r for r in references(s) if statements[r].scope == s.scope} for i, s in enumerate(statements)}
     users: dict[int, list[int]] = {}
     for i, wanted in needs.items():
         for r in wanted:
             users.setdefault(r, []).append(i)
     first = _urgency(statements, users)
-    ready = [(first[i], i) for i, wanted in needs.items() if not wanted]
+
+    def key(i: int) -> tuple[int, bool, int]:
+        return first[i], not statements[i].ends, i
+
+    ready = [key(i) for i, wanted in needs.items() if not wanted]
     heapq.heapify(ready)
     order: list[Statement] = []
     while ready:
-        _, i = heapq.heappop(ready)
+        i = heapq.heappop(ready)[-1]
         order.append(statements[i])
         for user in users.get(i, ()):
             needs[user].discard(i)
             if not needs[user]:
-                heapq.heappush(ready, (first[user], user))
-    assert len(order) == len(by_place)
+                heapq.heappush(ready, key(user))
+    assert len(order) == len(statements)
     return order
 
 

@@ -451,14 +451,12 @@ def chunk_gradient_kernel(
         b_Ux = tl.dot(b_U, b_dstate, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:14
         b_xq = tl.dot(b_x9, b_q, input_precision=PRECISION)  # [C, BK] deltanet.rec:14
+        b_dk = (b_beta[:, None] * b_Ux) + (b_xq * b_x10[:, None])  # [C, BK] deltanet.rec:13
         b_dLk = tl.dot(b_dL3, b_k, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
+        b_dk2 = b_dk - (b_beta[:, None] * b_dLk)  # [C, BK] deltanet.rec:13
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
-        b_dk4 = tl.dot(
-            b_x15,
-            b_k,
-            ((((b_beta[:, None] * b_Ux) + (b_xq * b_x10[:, None])) - (b_beta[:, None] * b_dLk)) - b_dYx),
-            input_precision=PRECISION,
-        )  # [C, BK] deltanet.rec:13
+        b_dk3 = b_dk2 - b_dYx  # [C, BK] deltanet.rec:13
+        b_dk4 = tl.dot(b_x15, b_k, b_dk3, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         dk.store([i_b, i_h, i_t * C, i_k * BK], b_dk4.to(dk.dtype).reshape(1, 1, C, BK))  # [C, BK] deltanet.rec:13
         b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] deltanet.rec:13

@@ -276,10 +276,6 @@ def chunk_prepare_kernel(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_a1_w2.dtype).reshape(1, C, C),
         )  # [C, C] dplr.rec:14
-        b_inverse1 = unit_lower_inverse(
-            tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0), XD, PRECISION
-        )  # [C, C] dplr.rec:14
-        inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
         score_q_w1.store(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] >= o_t[None, :]), b_xx3, 0.0).to(score_q_w1.dtype).reshape(1, C, C),
@@ -288,6 +284,10 @@ def chunk_prepare_kernel(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] >= o_t[None, :]), b_xx4, 0.0).to(score_q_w2.dtype).reshape(1, C, C),
         )  # [C, C] dplr.rec:15
+        b_inverse1 = unit_lower_inverse(
+            tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0), XD, PRECISION
+        )  # [C, C] dplr.rec:14
+        inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
 
 
 @triton.jit
@@ -520,8 +520,6 @@ def chunk_prepare_steep_kernel(
         score_a1_w2.store(
             [i_bh, i_t * C, 0], b_score_a1_w2.to(score_a1_w2.dtype).reshape(1, C, C)
         )  # [C, C] dplr.rec:14
-        b_inverse1 = unit_lower_inverse(b_score_a1_w1, XD, PRECISION)  # [C, C] dplr.rec:14
-        inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
         score_q_w1.store(
             [i_bh, i_t * C, 0],
             (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x107)
@@ -534,6 +532,8 @@ def chunk_prepare_steep_kernel(
             .to(score_q_w2.dtype)
             .reshape(1, C, C),
         )  # [C, C] dplr.rec:15
+        b_inverse1 = unit_lower_inverse(b_score_a1_w1, XD, PRECISION)  # [C, C] dplr.rec:14
+        inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
 
 
 @triton.jit
@@ -1059,25 +1059,22 @@ def chunk_gradient_kernel(
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x6 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_x53 = b_x6.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x3, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_b = b.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_b2 = b_b.to(tl.float32)  # [C, BK]
             b_x14 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
+            b_x58 = b_x14.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_dq2 = ((scale * (b_decay_read * b_xx)) + (b_k2 * b_x10[:, None])) + (
+                scale * (b_decay_read * b_xx2)
+            )  # [C, BK] dplr.rec:15
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
             b_x20 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    (
-                        (((scale * (b_decay_read * b_xx)) + (b_k2 * b_x10[:, None])) + (scale * (b_decay_read * b_xx2)))
-                        + (b_b2 * b_x18[:, None])
-                    )
-                    + (b_decay_in * b_x20)
-                )
-                .to(dq.dtype)
-                .reshape(1, 1, C, BK),
+                ((b_dq2 + (b_b2 * b_x18[:, None])) + (b_decay_in * b_x20)).to(dq.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:15
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -1089,7 +1086,9 @@ def chunk_gradient_kernel(
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
             b_q2 = b_q.to(tl.float32)  # [C, BK]
             b_x25 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_x50 = b_x25.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x23, b_x25, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_dk = (b_decay_out * b_dw2_out2) + (scale * (b_decay_write * b_xx3))  # [C, BK] dplr.rec:14
             b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_a2 = b_a.to(tl.float32)  # [C, BK]
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
@@ -1097,82 +1096,48 @@ def chunk_gradient_kernel(
             b_G_before = chunk_sum(log_decay_floor(b_g2), False, True)  # [C, BK] dplr.rec:14
             b_decay_read2 = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
             b_x34 = (b_a2 * b_decay_read2).to(ED)  # [C, BK]
+            b_x65 = b_x34.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x30, b_x34, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    (((b_decay_out * b_dw2_out2) + (scale * (b_decay_write * b_xx3))) + (b_q2 * b_x10[:, None]))
-                    + (b_decay_write * b_xx4)
-                )
-                .to(dk.dtype)
-                .reshape(1, 1, C, BK),
+                ((b_dk + (b_q2 * b_x10[:, None])) + (b_decay_write * b_xx4)).to(dk.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
             b_xx5 = tl.dot(b_dscore_a1_w1, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_xx6 = tl.dot(b_x29, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_da = (b_decay_read2 * b_xx5) + (b_decay_read2 * b_xx6)  # [C, BK] dplr.rec:14
+            b_dG_before = (b_x65 * b_xx5) + (b_x65 * b_xx6)  # [C, BK] dplr.rec:14
             b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
             b_da1_in = da1_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
             da.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_decay_read2 * b_xx5) + (b_decay_read2 * b_xx6)) + (b_decay_in2 * b_da1_in2))
-                .to(da.dtype)
-                .reshape(1, 1, C, BK),
+                [i_b, i_h, i_t * C, i_k * BK], (b_da + (b_decay_in2 * b_da1_in2)).to(da.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] dplr.rec:14
             b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
             b_xx7 = tl.dot(b_x40, b_x25, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_db = (b_decay_out * b_dw1_out2) + (scale * (b_decay_write * b_xx7))  # [C, BK] dplr.rec:14
             b_xx8 = tl.dot(b_dscore_a1_w12, b_x34, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             db.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    (((b_decay_out * b_dw1_out2) + (scale * (b_decay_write * b_xx7))) + (b_q2 * b_x18[:, None]))
-                    + (b_decay_write * b_xx8)
-                )
-                .to(db.dtype)
-                .reshape(1, 1, C, BK),
+                ((b_db + (b_q2 * b_x18[:, None])) + (b_decay_write * b_xx8)).to(db.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
             b_sum_x2 = chunk_sum(
                 (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
             )  # [C, BK] dplr.rec:14
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] dplr.rec:15
-            b_x50 = b_x25.to(tl.float32)  # [C, BK]
-            b_x53 = b_x6.to(tl.float32)  # [C, BK]
-            b_x58 = b_x14.to(tl.float32)  # [C, BK]
-            b_sum_dG = chunk_sum(
-                (
-                    (
-                        (
-                            (
-                                (
-                                    (
-                                        (
-                                            tl.where(
-                                                o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0
-                                            )
-                                            + (scale * (b_x50 * b_xx))
-                                        )
-                                        - (scale * (b_x53 * b_xx3))
-                                    )
-                                    + (scale * (b_x50 * b_xx2))
-                                )
-                                - (scale * (b_x58 * b_xx7))
-                            )
-                            + (b_decay_in * (b_q2 * b_x20))
-                        )
-                        - (b_x58 * b_xx8)
-                    )
-                    - (b_x53 * b_xx4)
-                ),
-                True,
-                False,
+            b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
+                scale * (b_x50 * b_xx)
             )  # [C, BK] dplr.rec:14
-            b_x65 = b_x34.to(tl.float32)  # [C, BK]
-            b_sum_x3 = chunk_sum(
-                (((b_x65 * b_xx5) + (b_x65 * b_xx6)) + (b_decay_in2 * (b_a2 * b_da1_in2))), True, True
-            )  # [C, BK] dplr.rec:14
+            b_dG2 = b_dG - (scale * (b_x53 * b_xx3))  # [C, BK] dplr.rec:14
+            b_dG3 = b_dG2 + (scale * (b_x50 * b_xx2))  # [C, BK] dplr.rec:14
+            b_dG4 = b_dG3 - (scale * (b_x58 * b_xx7))  # [C, BK] dplr.rec:14
+            b_dG6 = (b_dG4 + (b_decay_in * (b_q2 * b_x20))) - (b_x58 * b_xx8)  # [C, BK] dplr.rec:14
+            b_sum_dG = chunk_sum((b_dG6 - (b_x53 * b_xx4)), True, False)  # [C, BK] dplr.rec:14
+            b_x64 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
+            b_sum_x3 = chunk_sum((b_dG_before + (b_decay_in2 * (b_a2 * b_da1_in2))), True, True)  # [C, BK] dplr.rec:14
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_sum_x2 + b_sum_dG) + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
+                ((b_x64 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
 
 
@@ -1289,16 +1254,20 @@ def chunk_gradient_steep_kernel(
             b_write_32 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x11)), 0.0))  # [C, BK]
             b_x15 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
             b_x17 = (b_k2 * b_write_32).to(ED)  # [C, BK]
+            b_x262 = b_x17.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x15, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x70 = tl.where(b_level == 32 + i_z, b_doU1, 0.0)  # [C, C]
             b_x72 = (b_b2 * b_write_32).to(ED)  # [C, BK]
+            b_x292 = b_x72.to(tl.float32)  # [C, BK]
             b_xx7 = tl.dot(b_x70, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x102 = tl.where(b_level == 32 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
             b_read_32 = tl.exp(tl.minimum((b_x104[:, None] * (b_G_before - b_x11)), 0.0))  # [C, BK]
             b_x110 = (b_a2 * b_read_32).to(ED)  # [C, BK]
+            b_x360 = b_x110.to(tl.float32)  # [C, BK]
             b_xx13 = tl.dot(tl.trans(b_x102), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dk2 = ((b_decay_out * b_dw2_out2) + (b_q2 * b_x3[:, None])) + (b_write_32 * b_xx13)  # [C, BK] dplr.rec:14
             b_x150 = (b_q2 * b_write_32).to(ED)  # [C, BK]
+            b_x244 = b_x150.to(tl.float32)  # [C, BK]
             b_xx18 = tl.dot(tl.trans(b_x15), b_x150, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x188 = tl.where(b_level == 32 + i_z, b_dYU1, 0.0)  # [C, C]
             b_xx25 = tl.dot(b_x188, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1308,14 +1277,10 @@ def chunk_gradient_steep_kernel(
             b_xx37 = tl.dot(tl.trans(b_x188), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_db2 = ((b_decay_out * b_dw1_out2) + (b_q2 * b_x6[:, None])) + (b_write_32 * b_xx37)  # [C, BK] dplr.rec:14
             b_xx42 = tl.dot(tl.trans(b_x70), b_x150, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x244 = b_x150.to(tl.float32)  # [C, BK]
-            b_x262 = b_x17.to(tl.float32)  # [C, BK]
-            b_x292 = b_x72.to(tl.float32)  # [C, BK]
             b_x311 = tl.where(b_level == 32 + i_z, b_x310, 0.0)  # [C, C]
             b_xx49 = tl.dot(tl.trans(b_x311), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_x335 = tl.where(b_level == 32 + i_z, b_x334, 0.0)  # [C, C]
             b_xx55 = tl.dot(tl.trans(b_x335), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x360 = b_x110.to(tl.float32)  # [C, BK]
             b_xx61 = tl.dot(b_x311, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before = (b_decay_in2 * (b_a2 * b_da1_in2)) + (b_x360 * b_xx61)  # [C, BK] dplr.rec:14
             b_xx62 = tl.dot(b_x335, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1328,20 +1293,27 @@ def chunk_gradient_steep_kernel(
             b_write_16 = tl.exp(tl.minimum((b_x19[:, None] * (b_G2 - b_x20)), 0.0))  # [C, BK]
             b_x24 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
             b_x26 = (b_k2 * b_write_16).to(ED)  # [C, BK]
+            b_x264 = b_x26.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x24, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x28 = (b_write_32 * b_xx) + (b_write_16 * b_xx2)  # [C, BK] dplr.rec:15
             b_x74 = tl.where(b_level == 16 + i_z, b_doU1, 0.0)  # [C, C]
             b_x76 = (b_b2 * b_write_16).to(ED)  # [C, BK]
+            b_x294 = b_x76.to(tl.float32)  # [C, BK]
             b_xx8 = tl.dot(b_x74, b_x76, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x78 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] dplr.rec:15
             b_x112 = tl.where(b_level == 16 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
             b_read_16 = tl.exp(tl.minimum((b_x114[:, None] * (b_G_before - b_x20)), 0.0))  # [C, BK]
             b_x119 = (b_a2 * b_read_16).to(ED)  # [C, BK]
+            b_x363 = b_x119.to(tl.float32)  # [C, BK]
             b_xx14 = tl.dot(tl.trans(b_x112), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dk3 = b_dk2 + (b_write_16 * b_xx14)  # [C, BK] dplr.rec:14
             b_x154 = (b_q2 * b_write_16).to(ED)  # [C, BK]
+            b_x246 = b_x154.to(tl.float32)  # [C, BK]
+            b_x248 = (b_x244 * b_xx) + (b_x246 * b_xx2)  # [C, BK] dplr.rec:15
+            b_x282 = (b_x244 * b_xx7) + (b_x246 * b_xx8)  # [C, BK] dplr.rec:15
             b_xx19 = tl.dot(tl.trans(b_x24), b_x154, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x156 = (b_write_32 * b_xx18) + (b_write_16 * b_xx19)  # [C, BK] dplr.rec:15
+            b_x266 = (b_x262 * b_xx18) + (b_x264 * b_xx19)  # [C, BK] dplr.rec:15
             b_x191 = tl.where(b_level == 16 + i_z, b_dYU1, 0.0)  # [C, C]
             b_xx27 = tl.dot(b_x191, b_x76, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_da3 = b_da2 + (b_read_16 * b_xx27)  # [C, BK] dplr.rec:14
@@ -1351,12 +1323,6 @@ def chunk_gradient_steep_kernel(
             b_db3 = b_db2 + (b_write_16 * b_xx38)  # [C, BK] dplr.rec:14
             b_xx43 = tl.dot(tl.trans(b_x74), b_x154, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x222 = (b_write_32 * b_xx42) + (b_write_16 * b_xx43)  # [C, BK] dplr.rec:15
-            b_x246 = b_x154.to(tl.float32)  # [C, BK]
-            b_x248 = (b_x244 * b_xx) + (b_x246 * b_xx2)  # [C, BK] dplr.rec:15
-            b_x264 = b_x26.to(tl.float32)  # [C, BK]
-            b_x266 = (b_x262 * b_xx18) + (b_x264 * b_xx19)  # [C, BK] dplr.rec:15
-            b_x282 = (b_x244 * b_xx7) + (b_x246 * b_xx8)  # [C, BK] dplr.rec:15
-            b_x294 = b_x76.to(tl.float32)  # [C, BK]
             b_x296 = (b_x292 * b_xx42) + (b_x294 * b_xx43)  # [C, BK] dplr.rec:15
             b_x314 = tl.where(b_level == 16 + i_z, b_x310, 0.0)  # [C, C]
             b_xx50 = tl.dot(tl.trans(b_x314), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1364,7 +1330,6 @@ def chunk_gradient_steep_kernel(
             b_x338 = tl.where(b_level == 16 + i_z, b_x334, 0.0)  # [C, C]
             b_xx56 = tl.dot(tl.trans(b_x338), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_x341 = (b_x262 * b_xx55) + (b_x264 * b_xx56)  # [C, BK] dplr.rec:14
-            b_x363 = b_x119.to(tl.float32)  # [C, BK]
             b_xx63 = tl.dot(b_x314, b_x76, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before3 = b_dG_before2 + (b_x363 * b_xx63)  # [C, BK] dplr.rec:14
             b_xx64 = tl.dot(b_x338, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1377,20 +1342,27 @@ def chunk_gradient_steep_kernel(
             b_write_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
             b_x34 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
             b_x36 = (b_k2 * b_write_8).to(ED)  # [C, BK]
+            b_x267 = b_x36.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x34, b_x36, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x38 = b_x28 + (b_write_8 * b_xx3)  # [C, BK] dplr.rec:15
             b_x79 = tl.where(b_level == 8 + i_z, b_doU1, 0.0)  # [C, C]
             b_x81 = (b_b2 * b_write_8).to(ED)  # [C, BK]
+            b_x297 = b_x81.to(tl.float32)  # [C, BK]
             b_xx9 = tl.dot(b_x79, b_x81, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x83 = b_x78 + (b_write_8 * b_xx9)  # [C, BK] dplr.rec:15
             b_x121 = tl.where(b_level == 8 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
             b_read_8 = tl.exp(tl.minimum((b_x123[:, None] * (b_G_before - b_x30)), 0.0))  # [C, BK]
             b_x128 = (b_a2 * b_read_8).to(ED)  # [C, BK]
+            b_x366 = b_x128.to(tl.float32)  # [C, BK]
             b_xx15 = tl.dot(tl.trans(b_x121), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dk4 = b_dk3 + (b_write_8 * b_xx15)  # [C, BK] dplr.rec:14
             b_x159 = (b_q2 * b_write_8).to(ED)  # [C, BK]
+            b_x249 = b_x159.to(tl.float32)  # [C, BK]
+            b_x251 = b_x248 + (b_x249 * b_xx3)  # [C, BK] dplr.rec:15
+            b_x284 = b_x282 + (b_x249 * b_xx9)  # [C, BK] dplr.rec:15
             b_xx20 = tl.dot(tl.trans(b_x34), b_x159, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x161 = b_x156 + (b_write_8 * b_xx20)  # [C, BK] dplr.rec:15
+            b_x269 = b_x266 + (b_x267 * b_xx20)  # [C, BK] dplr.rec:15
             b_x194 = tl.where(b_level == 8 + i_z, b_dYU1, 0.0)  # [C, C]
             b_xx29 = tl.dot(b_x194, b_x81, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_da5 = b_da4 + (b_read_8 * b_xx29)  # [C, BK] dplr.rec:14
@@ -1400,12 +1372,6 @@ def chunk_gradient_steep_kernel(
             b_db4 = b_db3 + (b_write_8 * b_xx39)  # [C, BK] dplr.rec:14
             b_xx44 = tl.dot(tl.trans(b_x79), b_x159, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x225 = b_x222 + (b_write_8 * b_xx44)  # [C, BK] dplr.rec:15
-            b_x249 = b_x159.to(tl.float32)  # [C, BK]
-            b_x251 = b_x248 + (b_x249 * b_xx3)  # [C, BK] dplr.rec:15
-            b_x267 = b_x36.to(tl.float32)  # [C, BK]
-            b_x269 = b_x266 + (b_x267 * b_xx20)  # [C, BK] dplr.rec:15
-            b_x284 = b_x282 + (b_x249 * b_xx9)  # [C, BK] dplr.rec:15
-            b_x297 = b_x81.to(tl.float32)  # [C, BK]
             b_x299 = b_x296 + (b_x297 * b_xx44)  # [C, BK] dplr.rec:15
             b_x318 = tl.where(b_level == 8 + i_z, b_x310, 0.0)  # [C, C]
             b_xx51 = tl.dot(tl.trans(b_x318), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1413,7 +1379,6 @@ def chunk_gradient_steep_kernel(
             b_x342 = tl.where(b_level == 8 + i_z, b_x334, 0.0)  # [C, C]
             b_xx57 = tl.dot(tl.trans(b_x342), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_x345 = b_x341 + (b_x267 * b_xx57)  # [C, BK] dplr.rec:14
-            b_x366 = b_x128.to(tl.float32)  # [C, BK]
             b_xx65 = tl.dot(b_x318, b_x81, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before5 = b_dG_before4 + (b_x366 * b_xx65)  # [C, BK] dplr.rec:14
             b_xx66 = tl.dot(b_x342, b_x36, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1426,20 +1391,27 @@ def chunk_gradient_steep_kernel(
             b_write_4 = tl.exp(tl.minimum((b_x39[:, None] * (b_G2 - b_x40)), 0.0))  # [C, BK]
             b_x44 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
             b_x46 = (b_k2 * b_write_4).to(ED)  # [C, BK]
+            b_x270 = b_x46.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x44, b_x46, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x48 = b_x38 + (b_write_4 * b_xx4)  # [C, BK] dplr.rec:15
             b_x84 = tl.where(b_level == 4 + i_z, b_doU1, 0.0)  # [C, C]
             b_x86 = (b_b2 * b_write_4).to(ED)  # [C, BK]
+            b_x300 = b_x86.to(tl.float32)  # [C, BK]
             b_xx10 = tl.dot(b_x84, b_x86, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x88 = b_x83 + (b_write_4 * b_xx10)  # [C, BK] dplr.rec:15
             b_x130 = tl.where(b_level == 4 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
             b_read_4 = tl.exp(tl.minimum((b_x132[:, None] * (b_G_before - b_x40)), 0.0))  # [C, BK]
             b_x137 = (b_a2 * b_read_4).to(ED)  # [C, BK]
+            b_x369 = b_x137.to(tl.float32)  # [C, BK]
             b_xx16 = tl.dot(tl.trans(b_x130), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dk5 = b_dk4 + (b_write_4 * b_xx16)  # [C, BK] dplr.rec:14
             b_x164 = (b_q2 * b_write_4).to(ED)  # [C, BK]
+            b_x252 = b_x164.to(tl.float32)  # [C, BK]
+            b_x254 = b_x251 + (b_x252 * b_xx4)  # [C, BK] dplr.rec:15
+            b_x286 = b_x284 + (b_x252 * b_xx10)  # [C, BK] dplr.rec:15
             b_xx21 = tl.dot(tl.trans(b_x44), b_x164, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x166 = b_x161 + (b_write_4 * b_xx21)  # [C, BK] dplr.rec:15
+            b_x272 = b_x269 + (b_x270 * b_xx21)  # [C, BK] dplr.rec:15
             b_x197 = tl.where(b_level == 4 + i_z, b_dYU1, 0.0)  # [C, C]
             b_xx31 = tl.dot(b_x197, b_x86, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_da7 = b_da6 + (b_read_4 * b_xx31)  # [C, BK] dplr.rec:14
@@ -1449,12 +1421,6 @@ def chunk_gradient_steep_kernel(
             b_db5 = b_db4 + (b_write_4 * b_xx40)  # [C, BK] dplr.rec:14
             b_xx45 = tl.dot(tl.trans(b_x84), b_x164, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x228 = b_x225 + (b_write_4 * b_xx45)  # [C, BK] dplr.rec:15
-            b_x252 = b_x164.to(tl.float32)  # [C, BK]
-            b_x254 = b_x251 + (b_x252 * b_xx4)  # [C, BK] dplr.rec:15
-            b_x270 = b_x46.to(tl.float32)  # [C, BK]
-            b_x272 = b_x269 + (b_x270 * b_xx21)  # [C, BK] dplr.rec:15
-            b_x286 = b_x284 + (b_x252 * b_xx10)  # [C, BK] dplr.rec:15
-            b_x300 = b_x86.to(tl.float32)  # [C, BK]
             b_x302 = b_x299 + (b_x300 * b_xx45)  # [C, BK] dplr.rec:15
             b_x322 = tl.where(b_level == 4 + i_z, b_x310, 0.0)  # [C, C]
             b_xx52 = tl.dot(tl.trans(b_x322), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1462,7 +1428,6 @@ def chunk_gradient_steep_kernel(
             b_x346 = tl.where(b_level == 4 + i_z, b_x334, 0.0)  # [C, C]
             b_xx58 = tl.dot(tl.trans(b_x346), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_x349 = b_x345 + (b_x270 * b_xx58)  # [C, BK] dplr.rec:14
-            b_x369 = b_x137.to(tl.float32)  # [C, BK]
             b_xx67 = tl.dot(b_x322, b_x86, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before7 = b_dG_before6 + (b_x369 * b_xx67)  # [C, BK] dplr.rec:14
             b_xx68 = tl.dot(b_x346, b_x46, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1475,20 +1440,27 @@ def chunk_gradient_steep_kernel(
             b_write_2 = tl.exp(tl.minimum((b_x49[:, None] * (b_G2 - b_x50)), 0.0))  # [C, BK]
             b_x54 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
             b_x56 = (b_k2 * b_write_2).to(ED)  # [C, BK]
+            b_x273 = b_x56.to(tl.float32)  # [C, BK]
             b_xx5 = tl.dot(b_x54, b_x56, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x58 = b_x48 + (b_write_2 * b_xx5)  # [C, BK] dplr.rec:15
             b_x89 = tl.where(b_level == 2 + i_z, b_doU1, 0.0)  # [C, C]
             b_x91 = (b_b2 * b_write_2).to(ED)  # [C, BK]
+            b_x303 = b_x91.to(tl.float32)  # [C, BK]
             b_xx11 = tl.dot(b_x89, b_x91, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x93 = b_x88 + (b_write_2 * b_xx11)  # [C, BK] dplr.rec:15
             b_x139 = tl.where(b_level == 2 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
             b_read_2 = tl.exp(tl.minimum((b_x141[:, None] * (b_G_before - b_x50)), 0.0))  # [C, BK]
             b_x146 = (b_a2 * b_read_2).to(ED)  # [C, BK]
+            b_x372 = b_x146.to(tl.float32)  # [C, BK]
             b_xx17 = tl.dot(tl.trans(b_x139), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dk6 = b_dk5 + (b_write_2 * b_xx17)  # [C, BK] dplr.rec:14
             b_x169 = (b_q2 * b_write_2).to(ED)  # [C, BK]
+            b_x255 = b_x169.to(tl.float32)  # [C, BK]
+            b_x257 = b_x254 + (b_x255 * b_xx5)  # [C, BK] dplr.rec:15
+            b_x288 = b_x286 + (b_x255 * b_xx11)  # [C, BK] dplr.rec:15
             b_xx22 = tl.dot(tl.trans(b_x54), b_x169, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x171 = b_x166 + (b_write_2 * b_xx22)  # [C, BK] dplr.rec:15
+            b_x275 = b_x272 + (b_x273 * b_xx22)  # [C, BK] dplr.rec:15
             b_x200 = tl.where(b_level == 2 + i_z, b_dYU1, 0.0)  # [C, C]
             b_xx33 = tl.dot(b_x200, b_x91, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_da9 = b_da8 + (b_read_2 * b_xx33)  # [C, BK] dplr.rec:14
@@ -1498,12 +1470,6 @@ def chunk_gradient_steep_kernel(
             b_db6 = b_db5 + (b_write_2 * b_xx41)  # [C, BK] dplr.rec:14
             b_xx46 = tl.dot(tl.trans(b_x89), b_x169, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x231 = b_x228 + (b_write_2 * b_xx46)  # [C, BK] dplr.rec:15
-            b_x255 = b_x169.to(tl.float32)  # [C, BK]
-            b_x257 = b_x254 + (b_x255 * b_xx5)  # [C, BK] dplr.rec:15
-            b_x273 = b_x56.to(tl.float32)  # [C, BK]
-            b_x275 = b_x272 + (b_x273 * b_xx22)  # [C, BK] dplr.rec:15
-            b_x288 = b_x286 + (b_x255 * b_xx11)  # [C, BK] dplr.rec:15
-            b_x303 = b_x91.to(tl.float32)  # [C, BK]
             b_x305 = b_x302 + (b_x303 * b_xx46)  # [C, BK] dplr.rec:15
             b_x326 = tl.where(b_level == 2 + i_z, b_x310, 0.0)  # [C, C]
             b_xx53 = tl.dot(tl.trans(b_x326), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1511,7 +1477,6 @@ def chunk_gradient_steep_kernel(
             b_x350 = tl.where(b_level == 2 + i_z, b_x334, 0.0)  # [C, C]
             b_xx59 = tl.dot(tl.trans(b_x350), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_x353 = b_x349 + (b_x273 * b_xx59)  # [C, BK] dplr.rec:14
-            b_x372 = b_x146.to(tl.float32)  # [C, BK]
             b_xx69 = tl.dot(b_x326, b_x91, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before9 = b_dG_before8 + (b_x372 * b_xx69)  # [C, BK] dplr.rec:14
             b_xx70 = tl.dot(b_x350, b_x56, input_precision=PRECISION)  # [C, BK] dplr.rec:14
@@ -1524,23 +1489,33 @@ def chunk_gradient_steep_kernel(
             b_write_1 = tl.exp(tl.minimum((b_x59[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
             b_x64 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
             b_x66 = (b_k2 * b_write_1).to(ED)  # [C, BK]
+            b_x276 = b_x66.to(tl.float32)  # [C, BK]
             b_xx6 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_dq3 = (((b_k2 * b_x3[:, None]) + (b_b2 * b_x6[:, None])) + (b_decay_in * b_x8)) + (
                 scale * (b_x58 + (b_write_1 * b_xx6))
             )  # [C, BK] dplr.rec:15
             b_x94 = tl.where(b_level == 1 + i_z, b_doU1, 0.0)  # [C, C]
             b_x96 = (b_b2 * b_write_1).to(ED)  # [C, BK]
+            b_x306 = b_x96.to(tl.float32)  # [C, BK]
             b_xx12 = tl.dot(b_x94, b_x96, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (b_dq3 + (scale * (b_x93 + (b_write_1 * b_xx12)))).to(dq.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:15
             b_x174 = (b_q2 * b_write_1).to(ED)  # [C, BK]
+            b_x258 = b_x174.to(tl.float32)  # [C, BK]
+            b_dG2 = (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                + (b_decay_in * (b_q2 * b_x8))
+            ) + (scale * (b_x257 + (b_x258 * b_xx6)))  # [C, BK] dplr.rec:14
             b_xx23 = tl.dot(tl.trans(b_x64), b_x174, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_dk7 = b_dk6 + (scale * (b_x171 + (b_write_1 * b_xx23)))  # [C, BK] dplr.rec:14
+            b_dG3 = b_dG2 - (scale * (b_x275 + (b_x276 * b_xx23)))  # [C, BK] dplr.rec:14
+            b_dG4 = b_dG3 + (scale * (b_x288 + (b_x258 * b_xx12)))  # [C, BK] dplr.rec:14
             b_x178 = tl.where(b_level == 1 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
             b_read_1 = tl.exp(tl.minimum((b_x180[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
             b_x185 = (b_a2 * b_read_1).to(ED)  # [C, BK]
+            b_x375 = b_x185.to(tl.float32)  # [C, BK]
             b_xx24 = tl.dot(tl.trans(b_x178), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk7 + (b_write_1 * b_xx24)).to(dk.dtype).reshape(1, 1, C, BK)
@@ -1554,6 +1529,7 @@ def chunk_gradient_steep_kernel(
             )  # [C, BK] dplr.rec:14
             b_xx47 = tl.dot(tl.trans(b_x94), b_x174, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_db7 = b_db6 + (scale * (b_x231 + (b_write_1 * b_xx47)))  # [C, BK] dplr.rec:14
+            b_dG5 = b_dG4 - (scale * (b_x305 + (b_x306 * b_xx47)))  # [C, BK] dplr.rec:14
             b_xx48 = tl.dot(tl.trans(b_x203), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             db.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_db7 + (b_write_1 * b_xx48)).to(db.dtype).reshape(1, 1, C, BK)
@@ -1561,16 +1537,6 @@ def chunk_gradient_steep_kernel(
             b_sum_x2 = chunk_sum(
                 (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
             )  # [C, BK] dplr.rec:14
-            b_x258 = b_x174.to(tl.float32)  # [C, BK]
-            b_dG2 = (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * (b_q2 * b_x8))
-            ) + (scale * (b_x257 + (b_x258 * b_xx6)))  # [C, BK] dplr.rec:14
-            b_x276 = b_x66.to(tl.float32)  # [C, BK]
-            b_dG3 = b_dG2 - (scale * (b_x275 + (b_x276 * b_xx23)))  # [C, BK] dplr.rec:14
-            b_dG4 = b_dG3 + (scale * (b_x288 + (b_x258 * b_xx12)))  # [C, BK] dplr.rec:14
-            b_x306 = b_x96.to(tl.float32)  # [C, BK]
-            b_dG5 = b_dG4 - (scale * (b_x305 + (b_x306 * b_xx47)))  # [C, BK] dplr.rec:14
             b_x330 = tl.where(b_level == 1 + i_z, b_x310, 0.0)  # [C, C]
             b_xx54 = tl.dot(tl.trans(b_x330), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG6 = b_dG5 - (b_x329 + (b_x306 * b_xx54))  # [C, BK] dplr.rec:14
@@ -1578,7 +1544,6 @@ def chunk_gradient_steep_kernel(
             b_xx60 = tl.dot(tl.trans(b_x354), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_sum_dG = chunk_sum((b_dG6 - (b_x353 + (b_x276 * b_xx60))), True, False)  # [C, BK] dplr.rec:14
             b_x358 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
-            b_x375 = b_x185.to(tl.float32)  # [C, BK]
             b_xx71 = tl.dot(b_x330, b_x96, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before11 = b_dG_before10 + (b_x375 * b_xx71)  # [C, BK] dplr.rec:14
             b_xx72 = tl.dot(b_x354, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:14

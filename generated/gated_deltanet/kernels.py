@@ -592,46 +592,40 @@ def chunk_gradient_kernel(
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_x6 = (b_k2 * b_beta[:, None]).to(ED)  # [C, BK]
+        b_x28 = b_x6.to(tl.float32)  # [C, BK]
         b_xx = tl.dot(b_x4, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
+        b_dq = (scale * b_xx) + (b_k2 * b_x10[:, None])  # [C, BK] gated_deltanet.rec:15
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
         dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((scale * b_xx) + (b_k2 * b_x10[:, None])) + (b_x12[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK),
+            [i_b, i_h, i_t * C, i_k * BK], (b_dq + (b_x12[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] gated_deltanet.rec:15
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] gated_deltanet.rec:14
+        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # gated_deltanet.rec:15
         b_Ux = tl.dot(b_U, b_dstate, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
+        b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] gated_deltanet.rec:14
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_xx2 = tl.dot(b_x16, b_q, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
+        b_dk = (b_Ux * b_x14[:, None]) + (b_xx2 * b_x9[:, None])  # [C, BK] gated_deltanet.rec:14
+        b_x31 = (scale * (b_q.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x28))  # [C, BK] gated_deltanet.rec:14
         b_q2 = b_q.to(tl.float32)  # [C, BK]
+        b_dk2 = b_dk + (b_q2 * b_x10[:, None])  # [C, BK] gated_deltanet.rec:14
+        b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] gated_deltanet.rec:15
         b_xx3 = tl.dot(b_x21, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
+        b_dk3 = b_dk2 - b_xx3  # [C, BK] gated_deltanet.rec:14
+        b_x34 = b_x31 - (b_k.to(tl.float32) * b_xx3)  # [C, BK] gated_deltanet.rec:14
         b_xx4 = tl.dot(b_x22, b_k, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
+        b_dk4 = b_dk3 - (b_beta[:, None] * b_xx4)  # [C, BK] gated_deltanet.rec:14
+        b_dD += tl.sum((b_x34 + (b_x28 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
+        b_sum_x3 += tl.sum(((scale * (b_k2 * b_xx2)) - (b_k2 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (
-                (
-                    ((((b_Ux * b_x14[:, None]) + (b_xx2 * b_x9[:, None])) + (b_q2 * b_x10[:, None])) - b_xx3)
-                    - (b_beta[:, None] * b_xx4)
-                )
-                - (b_decay_in[:, None] * b_dYx)
-            )
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
+            [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in[:, None] * b_dYx)).to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] gated_deltanet.rec:14
-        b_x28 = b_x6.to(tl.float32)  # [C, BK]
-        b_dD += tl.sum(
-            (
-                (((scale * (b_q.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x28))) - (b_k.to(tl.float32) * b_xx3))
-                + (b_x28 * b_xx4)
-            ),
-            1,
-        )  # [C] gated_deltanet.rec:14
-        b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] gated_deltanet.rec:14
-        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # gated_deltanet.rec:15
         b_ddecay_in += tl.sum(((scale * (b_q2 * b_dox)) - (b_k2 * b_dYx)), 1)  # [C] gated_deltanet.rec:14
-        b_sum_x3 += tl.sum(((scale * (b_k2 * b_xx2)) - (b_k2 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
-        b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] gated_deltanet.rec:15
+    tl.store(
+        dbeta + (i_row + o_t) * H + i_h, ((b_sum_x3 + (b_decay_out * b_sum_x)) + (scale * (b_sum_x4 * b_x8))), mask=m_t
+    )  # [C] gated_deltanet.rec:14
     b_sum_dD = chunk_sum(b_dD, True, False)  # [C] gated_deltanet.rec:14
     b_g = tl.load(g + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:12
     b_x39 = 1.0 - log_decay_resets(b_g)  # [C]
@@ -642,9 +636,6 @@ def chunk_gradient_kernel(
         dg + (i_row + o_t) * H + i_h,
         ((b_sum_dD * b_x39) + (b_x39 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
         mask=m_t,
-    )  # [C] gated_deltanet.rec:14
-    tl.store(
-        dbeta + (i_row + o_t) * H + i_h, ((b_sum_x3 + (b_decay_out * b_sum_x)) + (scale * (b_sum_x4 * b_x8))), mask=m_t
     )  # [C] gated_deltanet.rec:14
 
 

@@ -758,28 +758,17 @@ def chunk_gradient_kernel(
             b_q2 = b_q.to(tl.float32)  # [C, BK]
             b_x17 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
             b_xx2 = tl.dot(b_x15, b_x17, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_dk = (b_decay_out * b_dw_out2) + (scale * (b_decay_write * b_xx2))  # [C, BK] gla.rec:13
             dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_decay_out * b_dw_out2) + (scale * (b_decay_write * b_xx2))) + (b_q2 * b_x10[:, None]))
-                .to(dk.dtype)
-                .reshape(1, 1, C, BK),
+                [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_q2 * b_x10[:, None])).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] gla.rec:13
             b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
-            b_sum_dG = chunk_sum(
-                (
-                    (
-                        (
-                            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                            + (scale * (b_x17.to(tl.float32) * b_xx))
-                        )
-                        - (scale * (b_x6.to(tl.float32) * b_xx2))
-                    )
-                    + (b_decay_in * (b_q2 * b_x12))
-                ),
-                True,
-                False,
-            )  # [C, BK] gla.rec:11
+            b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
+                scale * (b_x17.to(tl.float32) * b_xx)
+            )  # [C, BK] gla.rec:13
+            b_dG2 = b_dG - (scale * (b_x6.to(tl.float32) * b_xx2))  # [C, BK] gla.rec:13
+            b_sum_dG = chunk_sum((b_dG2 + (b_decay_in * (b_q2 * b_x12))), True, False)  # [C, BK] gla.rec:11
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -882,9 +871,9 @@ def chunk_gradient_steep_kernel(
             b_xx2 = tl.dot(b_x21, b_x23, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x25 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] gla.rec:13
             b_x75 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
+            b_x107 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
             b_xx8 = tl.dot(tl.trans(b_x21), b_x75, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x77 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] gla.rec:13
-            b_x107 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
             b_x125 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
             b_x27 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -897,9 +886,9 @@ def chunk_gradient_steep_kernel(
             b_xx3 = tl.dot(b_x31, b_x33, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x35 = b_x25 + (b_decay_8 * b_xx3)  # [C, BK] gla.rec:13
             b_x80 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
+            b_x110 = b_x107 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
             b_xx9 = tl.dot(tl.trans(b_x31), b_x80, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x82 = b_x77 + (b_decay_8 * b_xx9)  # [C, BK] gla.rec:13
-            b_x110 = b_x107 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
             b_x128 = b_x125 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
             b_x37 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -912,9 +901,9 @@ def chunk_gradient_steep_kernel(
             b_xx4 = tl.dot(b_x41, b_x43, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x45 = b_x35 + (b_decay_4 * b_xx4)  # [C, BK] gla.rec:13
             b_x85 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
+            b_x113 = b_x110 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
             b_xx10 = tl.dot(tl.trans(b_x41), b_x85, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x87 = b_x82 + (b_decay_4 * b_xx10)  # [C, BK] gla.rec:13
-            b_x113 = b_x110 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
             b_x131 = b_x128 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
             b_x47 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -927,9 +916,9 @@ def chunk_gradient_steep_kernel(
             b_xx5 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x55 = b_x45 + (b_decay_2 * b_xx5)  # [C, BK] gla.rec:13
             b_x90 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
+            b_x116 = b_x113 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
             b_xx11 = tl.dot(tl.trans(b_x51), b_x90, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_x92 = b_x87 + (b_decay_2 * b_xx11)  # [C, BK] gla.rec:13
-            b_x116 = b_x113 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
             b_x134 = b_x131 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
             b_x57 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
@@ -947,6 +936,10 @@ def chunk_gradient_steep_kernel(
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
             b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
+            b_dG2 = (
+                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                + (b_decay_in * (b_q2 * b_x5))
+            ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
             b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -955,10 +948,6 @@ def chunk_gradient_steep_kernel(
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
             b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
-            b_dG2 = (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * (b_q2 * b_x5))
-            ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
             b_sum_dG = chunk_sum(
                 (b_dG2 - (scale * (b_x134 + (b_x63.to(tl.float32) * b_xx12)))), True, False
             )  # [C, BK] gla.rec:11

@@ -254,15 +254,15 @@ def chunk_prepare_kernel(
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
+        score_q_w.store(
+            [i_bh, i_t * C, 0],
+            tl.where((o_t[:, None] >= o_t[None, :]), b_xx2, 0.0).to(score_q_w.dtype).reshape(1, C, C),
+        )  # [C, C] kda.rec:16
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_inverse = unit_lower_inverse(
             (-(tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0) * b_beta[None, :])), XD, PRECISION
         )  # [C, C] kda.rec:15
         inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
-        score_q_w.store(
-            [i_bh, i_t * C, 0],
-            tl.where((o_t[:, None] >= o_t[None, :]), b_xx2, 0.0).to(score_q_w.dtype).reshape(1, C, C),
-        )  # [C, C] kda.rec:16
 
 
 @triton.jit
@@ -423,15 +423,15 @@ def chunk_prepare_steep_kernel(
             b_x54 += tl.where(
                 b_level == 1 + i_z, tl.dot((b_q2 * b_decay_1).to(ED), b_x49, input_precision=PRECISION), 0.0
             )  # [C, C] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_inverse = unit_lower_inverse((-(b_score_a_w * b_beta[None, :])), XD, PRECISION)  # [C, C] kda.rec:15
-        inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
         score_q_w.store(
             [i_bh, i_t * C, 0],
             (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x54)
             .to(score_q_w.dtype)
             .reshape(1, C, C),
         )  # [C, C] kda.rec:16
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_inverse = unit_lower_inverse((-(b_score_a_w * b_beta[None, :])), XD, PRECISION)  # [C, C] kda.rec:15
+        inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
 
 
 @triton.jit
@@ -870,6 +870,7 @@ def chunk_gradient_kernel(
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x7 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x36 = b_x7.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x3, b_x7, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
@@ -890,52 +891,34 @@ def chunk_gradient_kernel(
             b_x16 = b_beta[:, None] * b_Ux2  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
             b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_x20 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
             b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x21 = b_decay_write * b_xx2  # [C, BK]
+            b_dk = (b_decay_out * b_x16) + (b_x21 * b_x11[:, None])  # [C, BK] kda.rec:15
+            b_x53 = ((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x21))  # [C, BK] kda.rec:15
             b_dLx = tl.dot(b_dL, b_x7, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_dk3 = (b_dk + (b_q2 * b_x12[:, None])) - (b_decay_read * b_dLx)  # [C, BK] kda.rec:15
             b_x26 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
             b_dLx2 = tl.dot(b_dL2, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x27 = b_decay_write * b_dLx2  # [C, BK]
+            b_dk4 = b_dk3 - (b_beta[:, None] * b_x27)  # [C, BK] kda.rec:15
+            b_sum_x3 += tl.sum((b_x53 - (b_k2 * b_x27)), 1)  # [C] kda.rec:15
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
             dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    (
-                        (
-                            (((b_decay_out * b_x16) + (b_x21 * b_x11[:, None])) + (b_q2 * b_x12[:, None]))
-                            - (b_decay_read * b_dLx)
-                        )
-                        - (b_beta[:, None] * b_x27)
-                    )
-                    - (b_decay_in * b_dYx2)
-                )
-                .to(dk.dtype)
-                .reshape(1, 1, C, BK),
+                [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] kda.rec:15
             b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x16)), False, True)  # [C, BK] kda.rec:15
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
-            b_x36 = b_x7.to(tl.float32)  # [C, BK]
+            b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
+                scale * (b_x20.to(tl.float32) * b_xx)
+            )  # [C, BK] kda.rec:15
+            b_dG2 = b_dG - (scale * (b_xx2 * b_x36))  # [C, BK] kda.rec:15
+            b_dG3 = b_dG2 - (b_x26.to(tl.float32) * b_dLx)  # [C, BK] kda.rec:15
+            b_dG4 = b_dG3 + (b_x36 * b_dLx2)  # [C, BK] kda.rec:15
             b_sum_dG = chunk_sum(
-                (
-                    (
-                        (
-                            (
-                                (
-                                    tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0)
-                                    + (scale * (b_x20.to(tl.float32) * b_xx))
-                                )
-                                - (scale * (b_xx2 * b_x36))
-                            )
-                            - (b_x26.to(tl.float32) * b_dLx)
-                        )
-                        + (b_x36 * b_dLx2)
-                    )
-                    + (b_decay_in * ((b_q2 * b_x14) - (b_k2 * b_dYx2)))
-                ),
-                True,
-                False,
+                (b_dG4 + (b_decay_in * ((b_q2 * b_x14) - (b_k2 * b_dYx2)))), True, False
             )  # [C, BK] kda.rec:12
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
             dg.store(
@@ -944,10 +927,6 @@ def chunk_gradient_kernel(
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:15
-            b_sum_x3 += tl.sum(
-                ((((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x21))) - (b_k2 * b_x27)), 1
-            )  # [C] kda.rec:15
-            b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
         tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x10))), mask=m_t)  # [C] kda.rec:15
 
 
@@ -1030,11 +1009,11 @@ def chunk_gradient_steep_kernel(
             b_x74 = b_beta[:, None] * b_Ux2  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
             b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_sum_x3 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-            b_sum_x3 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_x9 = tl.load(
                 G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1044,6 +1023,7 @@ def chunk_gradient_steep_kernel(
             b_x13 = tl.where(b_level == 32 + i_z, b_doU, 0.0)  # [C, C]
             b_x14 = b_k2 * b_decay_32  # [C, BK]
             b_x16 = (b_x14 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x155 = b_x16.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x13, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x80 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
             b_xx7 = tl.dot(tl.trans(b_x13), b_x80, input_precision=PRECISION)  # [C, BK] kda.rec:16
@@ -1051,7 +1031,6 @@ def chunk_gradient_steep_kernel(
             b_xx13 = tl.dot(b_x108, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x126 = b_x14.to(ED)  # [C, BK]
             b_xx19 = tl.dot(tl.trans(b_x108), b_x126, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x155 = b_x16.to(tl.float32)  # [C, BK]
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
                 + (b_decay_in * ((b_q2 * b_x6) - (b_k2 * b_dYx2)))
@@ -1065,22 +1044,22 @@ def chunk_gradient_steep_kernel(
             b_x23 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
             b_x24 = b_k2 * b_decay_16  # [C, BK]
             b_x26 = (b_x24 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x157 = b_x26.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x23, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x28 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] kda.rec:16
             b_x84 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
+            b_x169 = (b_x80.to(tl.float32) * b_xx) + (b_x84.to(tl.float32) * b_xx2)  # [C, BK] kda.rec:16
             b_xx8 = tl.dot(tl.trans(b_x23), b_x84, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x86 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] kda.rec:16
+            b_x185 = (b_xx7 * b_x155) + (b_xx8 * b_x157)  # [C, BK] kda.rec:16
             b_x110 = tl.where(b_level == 16 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx14 = tl.dot(b_x110, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x112 = (b_decay_32 * b_xx13) + (b_decay_16 * b_xx14)  # [C, BK] kda.rec:15
             b_x129 = b_x24.to(ED)  # [C, BK]
+            b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
             b_xx20 = tl.dot(tl.trans(b_x110), b_x129, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x131 = (b_decay_32 * b_xx19) + (b_decay_16 * b_xx20)  # [C, BK] kda.rec:15
-            b_x157 = b_x26.to(tl.float32)  # [C, BK]
             b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:15
-            b_x169 = (b_x80.to(tl.float32) * b_xx) + (b_x84.to(tl.float32) * b_xx2)  # [C, BK] kda.rec:16
-            b_x185 = (b_xx7 * b_x155) + (b_xx8 * b_x157)  # [C, BK] kda.rec:16
-            b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
             b_x30 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1090,22 +1069,22 @@ def chunk_gradient_steep_kernel(
             b_x34 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
             b_x35 = b_k2 * b_decay_8  # [C, BK]
             b_x37 = (b_x35 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x159 = b_x37.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x34, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x39 = b_x28 + (b_decay_8 * b_xx3)  # [C, BK] kda.rec:16
             b_x89 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
+            b_x172 = b_x169 + (b_x89.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:16
             b_xx9 = tl.dot(tl.trans(b_x34), b_x89, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x91 = b_x86 + (b_decay_8 * b_xx9)  # [C, BK] kda.rec:16
+            b_x187 = b_x185 + (b_xx9 * b_x159)  # [C, BK] kda.rec:16
             b_x113 = tl.where(b_level == 8 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx15 = tl.dot(b_x113, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x115 = b_x112 + (b_decay_8 * b_xx15)  # [C, BK] kda.rec:15
             b_x133 = b_x35.to(ED)  # [C, BK]
+            b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
             b_xx21 = tl.dot(tl.trans(b_x113), b_x133, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x135 = b_x131 + (b_decay_8 * b_xx21)  # [C, BK] kda.rec:15
-            b_x159 = b_x37.to(tl.float32)  # [C, BK]
             b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:15
-            b_x172 = b_x169 + (b_x89.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:16
-            b_x187 = b_x185 + (b_xx9 * b_x159)  # [C, BK] kda.rec:16
-            b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
             b_x41 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1115,22 +1094,22 @@ def chunk_gradient_steep_kernel(
             b_x45 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
             b_x46 = b_k2 * b_decay_4  # [C, BK]
             b_x48 = (b_x46 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x161 = b_x48.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x45, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x50 = b_x39 + (b_decay_4 * b_xx4)  # [C, BK] kda.rec:16
             b_x94 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
+            b_x175 = b_x172 + (b_x94.to(tl.float32) * b_xx4)  # [C, BK] kda.rec:16
             b_xx10 = tl.dot(tl.trans(b_x45), b_x94, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x96 = b_x91 + (b_decay_4 * b_xx10)  # [C, BK] kda.rec:16
+            b_x189 = b_x187 + (b_xx10 * b_x161)  # [C, BK] kda.rec:16
             b_x116 = tl.where(b_level == 4 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx16 = tl.dot(b_x116, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x118 = b_x115 + (b_decay_4 * b_xx16)  # [C, BK] kda.rec:15
             b_x137 = b_x46.to(ED)  # [C, BK]
+            b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
             b_xx22 = tl.dot(tl.trans(b_x116), b_x137, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x139 = b_x135 + (b_decay_4 * b_xx22)  # [C, BK] kda.rec:15
-            b_x161 = b_x48.to(tl.float32)  # [C, BK]
             b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:15
-            b_x175 = b_x172 + (b_x94.to(tl.float32) * b_xx4)  # [C, BK] kda.rec:16
-            b_x189 = b_x187 + (b_xx10 * b_x161)  # [C, BK] kda.rec:16
-            b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
             b_x52 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1140,22 +1119,22 @@ def chunk_gradient_steep_kernel(
             b_x56 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
             b_x57 = b_k2 * b_decay_2  # [C, BK]
             b_x59 = (b_x57 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x163 = b_x59.to(tl.float32)  # [C, BK]
             b_xx5 = tl.dot(b_x56, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x61 = b_x50 + (b_decay_2 * b_xx5)  # [C, BK] kda.rec:16
             b_x99 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
+            b_x178 = b_x175 + (b_x99.to(tl.float32) * b_xx5)  # [C, BK] kda.rec:16
             b_xx11 = tl.dot(tl.trans(b_x56), b_x99, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x101 = b_x96 + (b_decay_2 * b_xx11)  # [C, BK] kda.rec:16
+            b_x191 = b_x189 + (b_xx11 * b_x163)  # [C, BK] kda.rec:16
             b_x119 = tl.where(b_level == 2 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx17 = tl.dot(b_x119, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x121 = b_x118 + (b_decay_2 * b_xx17)  # [C, BK] kda.rec:15
             b_x141 = b_x57.to(ED)  # [C, BK]
+            b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
             b_xx23 = tl.dot(tl.trans(b_x119), b_x141, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x143 = b_x139 + (b_decay_2 * b_xx23)  # [C, BK] kda.rec:15
-            b_x163 = b_x59.to(tl.float32)  # [C, BK]
             b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:15
-            b_x178 = b_x175 + (b_x99.to(tl.float32) * b_xx5)  # [C, BK] kda.rec:16
-            b_x191 = b_x189 + (b_xx11 * b_x163)  # [C, BK] kda.rec:16
-            b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
             b_x63 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1165,6 +1144,7 @@ def chunk_gradient_steep_kernel(
             b_x67 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
             b_x68 = b_k2 * b_decay_1  # [C, BK]
             b_x70 = (b_x68 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x192 = b_x70.to(tl.float32)  # [C, BK]
             b_xx6 = tl.dot(b_x67, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:16
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -1173,25 +1153,26 @@ def chunk_gradient_steep_kernel(
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:16
             b_x104 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
+            b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
             b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
             b_dk3 = (((b_decay_out * b_x74) + (b_q2 * b_x4[:, None])) - (b_decay_in * b_dYx2)) + (
                 b_x106 * b_x3[:, None]
             )  # [C, BK] kda.rec:15
+            b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
+            b_x225 = ((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
             b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:15
             b_x145 = b_x68.to(ED)  # [C, BK]
+            b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:15
             b_xx24 = tl.dot(tl.trans(b_x122), b_x145, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x147 = b_x143 + (b_decay_1 * b_xx24)  # [C, BK]
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] kda.rec:15
+            b_sum_x4 += tl.sum((b_x225 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
             b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x74)), False, True)  # [C, BK] kda.rec:15
-            b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
-            b_x192 = b_x70.to(tl.float32)  # [C, BK]
-            b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
-            b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:15
             b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -1199,8 +1180,6 @@ def chunk_gradient_steep_kernel(
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:15
-            b_x225 = ((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
-            b_sum_x4 += tl.sum((b_x225 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
         tl.store(dbeta + (i_row + o_t) * H + i_h, ((scale * (b_sum_x3 * b_x)) + b_sum_x4), mask=m_t)  # [C] kda.rec:15
 
 

@@ -446,28 +446,26 @@ def chunk_gradient_kernel(
         b_x6 = b_x5[:, None] * b_k2  # [C, BK]
         b_x7 = b_x6.to(ED)  # [C, BK]
         b_xx = tl.dot(b_x3, b_x7, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
+        b_dq = b_xx + (b_x6 * b_x8[:, None])  # [C, BK] mamba2.rec:15
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
         dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            ((b_xx + (b_x6 * b_x8[:, None])) + (b_decay_in[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK),
+            [i_b, i_h, i_t * C, i_k * BK], (b_dq + (b_decay_in[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] mamba2.rec:15
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] mamba2.rec:15
+        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # mamba2.rec:16
         b_vx = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] mamba2.rec:15
+        b_sum_x += tl.sum((b_k2 * b_vx), 1)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_xx2 = tl.dot(b_x13, b_q, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
+        b_dk = (b_vx * b_x11[:, None]) + (b_x5[:, None] * b_xx2)  # [C, BK] mamba2.rec:16
+        b_sum_x2 += tl.sum((b_k2 * b_xx2), 1)  # [C] mamba2.rec:16
+        b_dD += tl.sum(((b_q.to(tl.float32) * b_xx) - (b_xx2 * b_x7.to(tl.float32))), 1)  # [C] mamba2.rec:16
         b_q2 = b_q.to(tl.float32)  # [C, BK]
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_vx * b_x11[:, None]) + (b_x5[:, None] * b_xx2)) + (b_q2 * b_x15[:, None]))
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
+            [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_q2 * b_x15[:, None])).to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] mamba2.rec:16
-        b_sum_x += tl.sum((b_k2 * b_vx), 1)  # [C] mamba2.rec:15
-        b_sum_x2 += tl.sum((b_k2 * b_xx2), 1)  # [C] mamba2.rec:16
         b_sum_x3 += tl.sum((b_q2 * b_k2), 1)  # [C] mamba2.rec:16
-        b_dD += tl.sum(((b_q.to(tl.float32) * b_xx) - (b_xx2 * b_x7.to(tl.float32))), 1)  # [C] mamba2.rec:16
-        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # mamba2.rec:16
         b_ddecay_in += tl.sum((b_q2 * b_dox), 1)  # [C] mamba2.rec:16
     b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
     b_x28 = tl.exp(b_A_log)

@@ -428,28 +428,26 @@ def chunk_gradient_kernel(
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_xx = tl.dot(b_x4, b_k, input_precision=PRECISION)  # [C, BK] retention.rec:13
         b_k2 = b_k.to(tl.float32)  # [C, BK]
+        b_dq = (scale * b_xx) + (b_k2 * b_x7[:, None])  # [C, BK] retention.rec:11
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] retention.rec:13
         dq.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((scale * b_xx) + (b_k2 * b_x7[:, None])) + (b_x9[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK),
+            [i_b, i_h, i_t * C, i_k * BK], (b_dq + (b_x9[:, None] * b_dox)).to(dq.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] retention.rec:11
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] retention.rec:12
+        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # retention.rec:13
         b_vx = tl.dot(b_v, b_dstate, input_precision=PRECISION)  # [C, BK] retention.rec:12
+        b_ddecay_out += tl.sum((b_k2 * b_vx), 1)  # [C] retention.rec:12
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_xx2 = tl.dot(b_x12, b_q, input_precision=PRECISION)  # [C, BK] retention.rec:13
-        b_q2 = b_q.to(tl.float32)  # [C, BK]
-        dk.store(
-            [i_b, i_h, i_t * C, i_k * BK],
-            (((b_decay_out[:, None] * b_vx) + (scale * b_xx2)) + (b_q2 * b_x7[:, None]))
-            .to(dk.dtype)
-            .reshape(1, 1, C, BK),
-        )  # [C, BK] retention.rec:13
+        b_dk = (b_decay_out[:, None] * b_vx) + (scale * b_xx2)  # [C, BK] retention.rec:13
         b_dD += tl.sum(
             ((scale * (b_xx * b_q.to(tl.float32))) - (scale * (b_k.to(tl.float32) * b_xx2))), 1
         )  # [C] retention.rec:13
-        b_ddecay_out += tl.sum((b_k2 * b_vx), 1)  # [C] retention.rec:12
-        b_ddecay_all += tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)))  # retention.rec:13
+        b_q2 = b_q.to(tl.float32)  # [C, BK]
+        dk.store(
+            [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_q2 * b_x7[:, None])).to(dk.dtype).reshape(1, 1, C, BK)
+        )  # [C, BK] retention.rec:13
         b_sum_x2 += tl.sum((b_q2 * b_dox), 1)  # [C] retention.rec:13
     b_sum_dD = chunk_sum(b_dD, True, False)  # [C] retention.rec:13
     b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11

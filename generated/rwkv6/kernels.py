@@ -791,14 +791,12 @@ def chunk_gradient_kernel(
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
             b_xx = tl.dot(b_x7, b_x10, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_dr = (b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))  # [C, BK] rwkv6.rec:12
             b_decay_in = tl.exp(b_G_before)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
             b_x13 = scale * b_dox.to(tl.float32)  # [C, BK]
             dr.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))) + (b_decay_in * b_x13))
-                .to(dr.dtype)
-                .reshape(1, 1, C, BK),
+                [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x13)).to(dr.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] rwkv6.rec:12
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -830,12 +828,13 @@ def chunk_gradient_kernel(
                 True,
                 False,
             )  # [C, BK] rwkv6.rec:13
+            b_x29 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
             b_sum_x4 = chunk_sum(
                 ((scale * (b_x20.to(tl.float32) * b_xx)) + (b_decay_in * (b_r2 * b_x13))), True, True
             )  # [C, BK] rwkv6.rec:13
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_sum_x3 + b_sum_dG) + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                ((b_x29 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:12
             b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
             tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12

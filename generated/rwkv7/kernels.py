@@ -276,10 +276,6 @@ def chunk_prepare_kernel(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_a2_w1.dtype).reshape(1, C, C),
         )  # [C, C] rwkv7.rec:12
-        b_inverse2 = unit_lower_inverse(
-            (-tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)), XD, PRECISION
-        )  # [C, C] rwkv7.rec:12
-        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
         score_q_w2.store(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] >= o_t[None, :]), b_xx3, 0.0).to(score_q_w2.dtype).reshape(1, C, C),
@@ -288,6 +284,10 @@ def chunk_prepare_kernel(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] >= o_t[None, :]), b_xx4, 0.0).to(score_q_w1.dtype).reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
+        b_inverse2 = unit_lower_inverse(
+            (-tl.where((o_t[:, None] > o_t[None, :]), b_xx2, 0.0)), XD, PRECISION
+        )  # [C, C] rwkv7.rec:12
+        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
 
 
 @triton.jit
@@ -520,8 +520,6 @@ def chunk_prepare_steep_kernel(
         score_a2_w1.store(
             [i_bh, i_t * C, 0], b_score_a2_w1.to(score_a2_w1.dtype).reshape(1, C, C)
         )  # [C, C] rwkv7.rec:12
-        b_inverse2 = unit_lower_inverse((-b_score_a2_w2), XD, PRECISION)  # [C, C] rwkv7.rec:12
-        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
         score_q_w2.store(
             [i_bh, i_t * C, 0],
             (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x108)
@@ -534,6 +532,8 @@ def chunk_prepare_steep_kernel(
             .to(score_q_w1.dtype)
             .reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
+        b_inverse2 = unit_lower_inverse((-b_score_a2_w2), XD, PRECISION)  # [C, C] rwkv7.rec:12
+        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
 
 
 @triton.jit
@@ -1044,6 +1044,7 @@ def chunk_gradient_kernel(
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x5 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+            b_x26 = b_x5.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x2, b_x5, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
@@ -1051,21 +1052,15 @@ def chunk_gradient_kernel(
             b_a2 = b_a.to(tl.float32)  # [C, BK]
             b_x10 = b_kappa2 * b_a2  # [C, BK]
             b_x12 = (b_x10 * b_decay_write).to(ED)  # [C, BK]
+            b_x30 = b_x12.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x9, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dr2 = ((b_decay_read * b_xx) + (b_k2 * b_x7[:, None])) + (b_decay_read * b_xx2)  # [C, BK] rwkv7.rec:13
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
             dr.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    (
-                        (((b_decay_read * b_xx) + (b_k2 * b_x7[:, None])) + (b_decay_read * b_xx2))
-                        + (b_x10 * b_x14[:, None])
-                    )
-                    + (b_decay_in * b_dq_in2)
-                )
-                .to(dr.dtype)
-                .reshape(1, 1, C, BK),
+                ((b_dr2 + (b_x10 * b_x14[:, None])) + (b_decay_in * b_dq_in2)).to(dr.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -1084,78 +1079,53 @@ def chunk_gradient_kernel(
             b_r2 = b_r.to(tl.float32)  # [C, BK]
             b_x23 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
             b_x24 = b_x23.to(tl.float32)  # [C, BK]
-            b_x26 = b_x5.to(tl.float32)  # [C, BK]
+            b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
+                b_x24 * b_xx
+            )  # [C, BK] rwkv7.rec:12
             b_xx3 = tl.dot(b_x27, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x30 = b_x12.to(tl.float32)  # [C, BK]
+            b_dG2 = b_dG - (b_x26 * b_xx3)  # [C, BK] rwkv7.rec:12
+            b_dG3 = b_dG2 + (b_x24 * b_xx2)  # [C, BK] rwkv7.rec:12
+            b_dk = (b_decay_out * b_dw1_out2) + (b_decay_write * b_xx3)  # [C, BK] rwkv7.rec:12
             b_xx4 = tl.dot(b_x31, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dG4 = b_dG3 - (b_x30 * b_xx4)  # [C, BK] rwkv7.rec:12
+            b_x61 = (b_decay_out * b_dw2_out2) + (b_decay_write * b_xx4)  # [C, BK] rwkv7.rec:12
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_w2 = b_w.to(tl.float32)  # [C, BK]
             b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
             b_decay_read2 = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
             b_x37 = (b_kappa2 * b_decay_read2).to(ED)  # [C, BK]
-            b_dL2x = tl.dot(b_dL22, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx5 = tl.dot(b_x40, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_sum_dG = chunk_sum(
-                (
-                    (
-                        (
-                            (
-                                (
-                                    (
-                                        (
-                                            tl.where(
-                                                o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0
-                                            )
-                                            + (b_x24 * b_xx)
-                                        )
-                                        - (b_x26 * b_xx3)
-                                    )
-                                    + (b_x24 * b_xx2)
-                                )
-                                - (b_x30 * b_xx4)
-                            )
-                            + (b_decay_in * (b_r2 * b_dq_in2))
-                        )
-                        + (b_x30 * b_dL2x)
-                    )
-                    + (b_x26 * b_xx5)
-                ),
-                True,
-                False,
-            )  # [C, BK] rwkv7.rec:12
             b_x43 = b_x37.to(tl.float32)  # [C, BK]
+            b_dL2x = tl.dot(b_dL22, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG6 = (b_dG4 + (b_decay_in * (b_r2 * b_dq_in2))) + (b_x30 * b_dL2x)  # [C, BK] rwkv7.rec:12
+            b_x65 = (b_x61 + (b_r2 * b_x14[:, None])) - (b_decay_write * b_dL2x)  # [C, BK]
+            da.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x65).to(da.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            b_xx5 = tl.dot(b_x40, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            dk.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_dk + (b_r2 * b_x7[:, None])) - (b_decay_write * b_xx5)).to(dk.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            b_sum_dG = chunk_sum((b_dG6 + (b_x26 * b_xx5)), True, False)  # [C, BK] rwkv7.rec:12
+            b_x42 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
             b_dL2x2 = tl.dot(b_dL2, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dkappa = (-(b_decay_read2 * b_dL2x2)) + (b_a2 * b_x65)  # [C, BK] rwkv7.rec:12
             b_xx6 = tl.dot(b_x39, b_x5, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dG_before = (-(b_x43 * b_dL2x2)) - (b_x43 * b_xx6)  # [C, BK] rwkv7.rec:12
+            b_dkappa2 = b_dkappa - (b_decay_read2 * b_xx6)  # [C, BK] rwkv7.rec:12
             b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+            dkappa.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (b_dkappa2 - (b_decay_in2 * b_dYx2)).to(dkappa.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
             b_sum_x3 = chunk_sum(
-                (((-(b_x43 * b_dL2x2)) - (b_x43 * b_xx6)) - (b_decay_in2 * (b_kappa2 * b_dYx2))), True, True
+                (b_dG_before - (b_decay_in2 * (b_kappa2 * b_dYx2))), True, True
             )  # [C, BK] rwkv7.rec:12
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_sum_x2 + b_sum_dG) + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    (((b_decay_out * b_dw1_out2) + (b_decay_write * b_xx3)) + (b_r2 * b_x7[:, None]))
-                    - (b_decay_write * b_xx5)
-                )
-                .to(dk.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            b_x65 = (((b_decay_out * b_dw2_out2) + (b_decay_write * b_xx4)) + (b_r2 * b_x14[:, None])) - (
-                b_decay_write * b_dL2x
-            )  # [C, BK]
-            dkappa.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((((-(b_decay_read2 * b_dL2x2)) + (b_a2 * b_x65)) - (b_decay_read2 * b_xx6)) - (b_decay_in2 * b_dYx2))
-                .to(dkappa.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x65).to(da.dtype).reshape(1, 1, C, BK)
+                ((b_x42 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
 
 
@@ -1268,12 +1238,14 @@ def chunk_gradient_steep_kernel(
             b_write_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
             b_x12 = tl.where(b_level == 32 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
             b_x14 = (b_k2 * b_write_32).to(ED)  # [C, BK]
+            b_x108 = b_x14.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr3 = (((b_k2 * b_x[:, None]) + (b_x3 * b_x4[:, None])) + (b_decay_in * b_dq_in2)) + (
                 b_write_32 * b_xx
             )  # [C, BK] rwkv7.rec:13
             b_x16 = tl.where(b_level == 32 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x18 = (b_x3 * b_write_32).to(ED)  # [C, BK]
+            b_x96 = b_x18.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr4 = b_dr3 + (b_write_32 * b_xx2)  # [C, BK] rwkv7.rec:13
             b_x92 = (b_r2 * b_write_32).to(ED)  # [C, BK]
@@ -1283,29 +1255,27 @@ def chunk_gradient_steep_kernel(
                 + (b_decay_in * (b_r2 * b_dq_in2))
             ) + (b_x93 * b_xx)  # [C, BK] rwkv7.rec:12
             b_dG3 = b_dG2 + (b_x93 * b_xx2)  # [C, BK] rwkv7.rec:12
-            b_x96 = b_x18.to(tl.float32)  # [C, BK]
             b_x98 = tl.where(b_level == 32 + i_z, b_x97, 0.0)  # [C, C]
             b_read_32 = tl.exp(tl.minimum((b_x100[:, None] * (b_G_before - b_x8)), 0.0))  # [C, BK]
             b_x106 = (b_kappa2 * b_read_32).to(ED)  # [C, BK]
+            b_x246 = b_x106.to(tl.float32)  # [C, BK]
             b_xx13 = tl.dot(tl.trans(b_x98), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG4 = b_dG3 + (b_x96 * b_xx13)  # [C, BK] rwkv7.rec:12
-            b_x108 = b_x14.to(tl.float32)  # [C, BK]
             b_x110 = tl.where(b_level == 32 + i_z, b_x109, 0.0)  # [C, C]
             b_xx14 = tl.dot(tl.trans(b_x110), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG5 = b_dG4 + (b_x108 * b_xx14)  # [C, BK] rwkv7.rec:12
             b_xx23 = tl.dot(tl.trans(b_x12), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+            b_dk2 = ((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
             b_xx29 = tl.dot(tl.trans(b_x16), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x246 = b_x106.to(tl.float32)  # [C, BK]
+            b_x332 = ((b_decay_out * b_dw2_out2) + (b_r2 * b_x4[:, None])) + (
+                b_write_32 * b_xx29
+            )  # [C, BK] rwkv7.rec:12
             b_xx37 = tl.dot(b_x98, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_xx43 = tl.dot(b_x110, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dk2 = ((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
             b_x286 = tl.where(b_level == 32 + i_z, b_dYv, 0.0)  # [C, C]
             b_xx49 = tl.dot(tl.trans(b_x286), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x311 = tl.where(b_level == 32 + i_z, b_dYU2, 0.0)  # [C, C]
             b_xx55 = tl.dot(b_x311, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x332 = ((b_decay_out * b_dw2_out2) + (b_r2 * b_x4[:, None])) + (
-                b_write_32 * b_xx29
-            )  # [C, BK] rwkv7.rec:12
             b_xx61 = tl.dot(tl.trans(b_x311), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_xx67 = tl.dot(b_x286, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x21 = tl.load(
@@ -1316,43 +1286,43 @@ def chunk_gradient_steep_kernel(
             b_write_16 = tl.exp(tl.minimum((b_x20[:, None] * (b_G2 - b_x21)), 0.0))  # [C, BK]
             b_x25 = tl.where(b_level == 16 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
             b_x27 = (b_k2 * b_write_16).to(ED)  # [C, BK]
+            b_x128 = b_x27.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x25, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr5 = b_dr4 + (b_write_16 * b_xx3)  # [C, BK] rwkv7.rec:13
             b_x29 = tl.where(b_level == 16 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x31 = (b_x3 * b_write_16).to(ED)  # [C, BK]
+            b_x118 = b_x31.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x29, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr6 = b_dr5 + (b_write_16 * b_xx4)  # [C, BK] rwkv7.rec:13
             b_x114 = (b_r2 * b_write_16).to(ED)  # [C, BK]
             b_x115 = b_x114.to(tl.float32)  # [C, BK]
             b_dG6 = b_dG5 + (b_x115 * b_xx3)  # [C, BK] rwkv7.rec:12
             b_dG7 = b_dG6 + (b_x115 * b_xx4)  # [C, BK] rwkv7.rec:12
-            b_x118 = b_x31.to(tl.float32)  # [C, BK]
             b_x119 = tl.where(b_level == 16 + i_z, b_x97, 0.0)  # [C, C]
             b_read_16 = tl.exp(tl.minimum((b_x121[:, None] * (b_G_before - b_x21)), 0.0))  # [C, BK]
             b_x126 = (b_kappa2 * b_read_16).to(ED)  # [C, BK]
+            b_x248 = b_x126.to(tl.float32)  # [C, BK]
             b_xx15 = tl.dot(tl.trans(b_x119), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG8 = b_dG7 + (b_x118 * b_xx15)  # [C, BK] rwkv7.rec:12
-            b_x128 = b_x27.to(tl.float32)  # [C, BK]
             b_x129 = tl.where(b_level == 16 + i_z, b_x109, 0.0)  # [C, C]
             b_xx16 = tl.dot(tl.trans(b_x129), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG9 = b_dG8 + (b_x128 * b_xx16)  # [C, BK] rwkv7.rec:12
             b_xx24 = tl.dot(tl.trans(b_x25), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x197 = (b_x108 * b_xx23) + (b_x128 * b_xx24)  # [C, BK] rwkv7.rec:13
+            b_dk3 = b_dk2 + (b_write_16 * b_xx24)  # [C, BK] rwkv7.rec:12
             b_xx30 = tl.dot(tl.trans(b_x29), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x216 = (b_x96 * b_xx29) + (b_x118 * b_xx30)  # [C, BK] rwkv7.rec:13
-            b_x248 = b_x126.to(tl.float32)  # [C, BK]
+            b_x334 = b_x332 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
             b_xx38 = tl.dot(b_x119, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x250 = (b_x246 * b_xx37) + (b_x248 * b_xx38)  # [C, BK] rwkv7.rec:12
             b_xx44 = tl.dot(b_x129, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x265 = (b_x246 * b_xx43) + (b_x248 * b_xx44)  # [C, BK] rwkv7.rec:12
-            b_dk3 = b_dk2 + (b_write_16 * b_xx24)  # [C, BK] rwkv7.rec:12
             b_x289 = tl.where(b_level == 16 + i_z, b_dYv, 0.0)  # [C, C]
             b_xx50 = tl.dot(tl.trans(b_x289), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x292 = (b_write_32 * b_xx49) + (b_write_16 * b_xx50)  # [C, BK] rwkv7.rec:12
             b_x313 = tl.where(b_level == 16 + i_z, b_dYU2, 0.0)  # [C, C]
             b_xx56 = tl.dot(b_x313, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x315 = (b_read_32 * b_xx55) + (b_read_16 * b_xx56)  # [C, BK] rwkv7.rec:12
-            b_x334 = b_x332 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
             b_xx62 = tl.dot(tl.trans(b_x313), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x347 = (b_write_32 * b_xx61) + (b_write_16 * b_xx62)  # [C, BK] rwkv7.rec:12
             b_xx68 = tl.dot(b_x289, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -1365,43 +1335,43 @@ def chunk_gradient_steep_kernel(
             b_write_8 = tl.exp(tl.minimum((b_x33[:, None] * (b_G2 - b_x34)), 0.0))  # [C, BK]
             b_x38 = tl.where(b_level == 8 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
             b_x40 = (b_k2 * b_write_8).to(ED)  # [C, BK]
+            b_x147 = b_x40.to(tl.float32)  # [C, BK]
             b_xx5 = tl.dot(b_x38, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr7 = b_dr6 + (b_write_8 * b_xx5)  # [C, BK] rwkv7.rec:13
             b_x42 = tl.where(b_level == 8 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x44 = (b_x3 * b_write_8).to(ED)  # [C, BK]
+            b_x137 = b_x44.to(tl.float32)  # [C, BK]
             b_xx6 = tl.dot(b_x42, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr8 = b_dr7 + (b_write_8 * b_xx6)  # [C, BK] rwkv7.rec:13
             b_x133 = (b_r2 * b_write_8).to(ED)  # [C, BK]
             b_x134 = b_x133.to(tl.float32)  # [C, BK]
             b_dG10 = b_dG9 + (b_x134 * b_xx5)  # [C, BK] rwkv7.rec:12
             b_dG11 = b_dG10 + (b_x134 * b_xx6)  # [C, BK] rwkv7.rec:12
-            b_x137 = b_x44.to(tl.float32)  # [C, BK]
             b_x138 = tl.where(b_level == 8 + i_z, b_x97, 0.0)  # [C, C]
             b_read_8 = tl.exp(tl.minimum((b_x140[:, None] * (b_G_before - b_x34)), 0.0))  # [C, BK]
             b_x145 = (b_kappa2 * b_read_8).to(ED)  # [C, BK]
+            b_x251 = b_x145.to(tl.float32)  # [C, BK]
             b_xx17 = tl.dot(tl.trans(b_x138), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG12 = b_dG11 + (b_x137 * b_xx17)  # [C, BK] rwkv7.rec:12
-            b_x147 = b_x40.to(tl.float32)  # [C, BK]
             b_x148 = tl.where(b_level == 8 + i_z, b_x109, 0.0)  # [C, C]
             b_xx18 = tl.dot(tl.trans(b_x148), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG13 = b_dG12 + (b_x147 * b_xx18)  # [C, BK] rwkv7.rec:12
             b_xx25 = tl.dot(tl.trans(b_x38), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x200 = b_x197 + (b_x147 * b_xx25)  # [C, BK] rwkv7.rec:13
+            b_dk4 = b_dk3 + (b_write_8 * b_xx25)  # [C, BK] rwkv7.rec:12
             b_xx31 = tl.dot(tl.trans(b_x42), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x219 = b_x216 + (b_x137 * b_xx31)  # [C, BK] rwkv7.rec:13
-            b_x251 = b_x145.to(tl.float32)  # [C, BK]
+            b_x336 = b_x334 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
             b_xx39 = tl.dot(b_x138, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x253 = b_x250 + (b_x251 * b_xx39)  # [C, BK] rwkv7.rec:12
             b_xx45 = tl.dot(b_x148, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x267 = b_x265 + (b_x251 * b_xx45)  # [C, BK] rwkv7.rec:12
-            b_dk4 = b_dk3 + (b_write_8 * b_xx25)  # [C, BK] rwkv7.rec:12
             b_x293 = tl.where(b_level == 8 + i_z, b_dYv, 0.0)  # [C, C]
             b_xx51 = tl.dot(tl.trans(b_x293), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x296 = b_x292 + (b_write_8 * b_xx51)  # [C, BK] rwkv7.rec:12
             b_x316 = tl.where(b_level == 8 + i_z, b_dYU2, 0.0)  # [C, C]
             b_xx57 = tl.dot(b_x316, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x318 = b_x315 + (b_read_8 * b_xx57)  # [C, BK] rwkv7.rec:12
-            b_x336 = b_x334 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
             b_xx63 = tl.dot(tl.trans(b_x316), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x350 = b_x347 + (b_write_8 * b_xx63)  # [C, BK] rwkv7.rec:12
             b_xx69 = tl.dot(b_x293, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -1414,43 +1384,43 @@ def chunk_gradient_steep_kernel(
             b_write_4 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
             b_x51 = tl.where(b_level == 4 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
             b_x53 = (b_k2 * b_write_4).to(ED)  # [C, BK]
+            b_x166 = b_x53.to(tl.float32)  # [C, BK]
             b_xx7 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr9 = b_dr8 + (b_write_4 * b_xx7)  # [C, BK] rwkv7.rec:13
             b_x55 = tl.where(b_level == 4 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x57 = (b_x3 * b_write_4).to(ED)  # [C, BK]
+            b_x156 = b_x57.to(tl.float32)  # [C, BK]
             b_xx8 = tl.dot(b_x55, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr10 = b_dr9 + (b_write_4 * b_xx8)  # [C, BK] rwkv7.rec:13
             b_x152 = (b_r2 * b_write_4).to(ED)  # [C, BK]
             b_x153 = b_x152.to(tl.float32)  # [C, BK]
             b_dG14 = b_dG13 + (b_x153 * b_xx7)  # [C, BK] rwkv7.rec:12
             b_dG15 = b_dG14 + (b_x153 * b_xx8)  # [C, BK] rwkv7.rec:12
-            b_x156 = b_x57.to(tl.float32)  # [C, BK]
             b_x157 = tl.where(b_level == 4 + i_z, b_x97, 0.0)  # [C, C]
             b_read_4 = tl.exp(tl.minimum((b_x159[:, None] * (b_G_before - b_x47)), 0.0))  # [C, BK]
             b_x164 = (b_kappa2 * b_read_4).to(ED)  # [C, BK]
+            b_x254 = b_x164.to(tl.float32)  # [C, BK]
             b_xx19 = tl.dot(tl.trans(b_x157), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG16 = b_dG15 + (b_x156 * b_xx19)  # [C, BK] rwkv7.rec:12
-            b_x166 = b_x53.to(tl.float32)  # [C, BK]
             b_x167 = tl.where(b_level == 4 + i_z, b_x109, 0.0)  # [C, C]
             b_xx20 = tl.dot(tl.trans(b_x167), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG17 = b_dG16 + (b_x166 * b_xx20)  # [C, BK] rwkv7.rec:12
             b_xx26 = tl.dot(tl.trans(b_x51), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x203 = b_x200 + (b_x166 * b_xx26)  # [C, BK] rwkv7.rec:13
+            b_dk5 = b_dk4 + (b_write_4 * b_xx26)  # [C, BK] rwkv7.rec:12
             b_xx32 = tl.dot(tl.trans(b_x55), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x222 = b_x219 + (b_x156 * b_xx32)  # [C, BK] rwkv7.rec:13
-            b_x254 = b_x164.to(tl.float32)  # [C, BK]
+            b_x338 = b_x336 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
             b_xx40 = tl.dot(b_x157, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x256 = b_x253 + (b_x254 * b_xx40)  # [C, BK] rwkv7.rec:12
             b_xx46 = tl.dot(b_x167, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x269 = b_x267 + (b_x254 * b_xx46)  # [C, BK] rwkv7.rec:12
-            b_dk5 = b_dk4 + (b_write_4 * b_xx26)  # [C, BK] rwkv7.rec:12
             b_x297 = tl.where(b_level == 4 + i_z, b_dYv, 0.0)  # [C, C]
             b_xx52 = tl.dot(tl.trans(b_x297), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x300 = b_x296 + (b_write_4 * b_xx52)  # [C, BK] rwkv7.rec:12
             b_x319 = tl.where(b_level == 4 + i_z, b_dYU2, 0.0)  # [C, C]
             b_xx58 = tl.dot(b_x319, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x321 = b_x318 + (b_read_4 * b_xx58)  # [C, BK] rwkv7.rec:12
-            b_x338 = b_x336 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
             b_xx64 = tl.dot(tl.trans(b_x319), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x353 = b_x350 + (b_write_4 * b_xx64)  # [C, BK] rwkv7.rec:12
             b_xx70 = tl.dot(b_x297, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -1463,43 +1433,43 @@ def chunk_gradient_steep_kernel(
             b_write_2 = tl.exp(tl.minimum((b_x59[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
             b_x64 = tl.where(b_level == 2 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
             b_x66 = (b_k2 * b_write_2).to(ED)  # [C, BK]
+            b_x185 = b_x66.to(tl.float32)  # [C, BK]
             b_xx9 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr11 = b_dr10 + (b_write_2 * b_xx9)  # [C, BK] rwkv7.rec:13
             b_x68 = tl.where(b_level == 2 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x70 = (b_x3 * b_write_2).to(ED)  # [C, BK]
+            b_x175 = b_x70.to(tl.float32)  # [C, BK]
             b_xx10 = tl.dot(b_x68, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr12 = b_dr11 + (b_write_2 * b_xx10)  # [C, BK] rwkv7.rec:13
             b_x171 = (b_r2 * b_write_2).to(ED)  # [C, BK]
             b_x172 = b_x171.to(tl.float32)  # [C, BK]
             b_dG18 = b_dG17 + (b_x172 * b_xx9)  # [C, BK] rwkv7.rec:12
             b_dG19 = b_dG18 + (b_x172 * b_xx10)  # [C, BK] rwkv7.rec:12
-            b_x175 = b_x70.to(tl.float32)  # [C, BK]
             b_x176 = tl.where(b_level == 2 + i_z, b_x97, 0.0)  # [C, C]
             b_read_2 = tl.exp(tl.minimum((b_x178[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
             b_x183 = (b_kappa2 * b_read_2).to(ED)  # [C, BK]
+            b_x257 = b_x183.to(tl.float32)  # [C, BK]
             b_xx21 = tl.dot(tl.trans(b_x176), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG20 = b_dG19 + (b_x175 * b_xx21)  # [C, BK] rwkv7.rec:12
-            b_x185 = b_x66.to(tl.float32)  # [C, BK]
             b_x186 = tl.where(b_level == 2 + i_z, b_x109, 0.0)  # [C, C]
             b_xx22 = tl.dot(tl.trans(b_x186), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG21 = b_dG20 + (b_x185 * b_xx22)  # [C, BK] rwkv7.rec:12
             b_xx27 = tl.dot(tl.trans(b_x64), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x206 = b_x203 + (b_x185 * b_xx27)  # [C, BK] rwkv7.rec:13
+            b_dk6 = b_dk5 + (b_write_2 * b_xx27)  # [C, BK] rwkv7.rec:12
             b_xx33 = tl.dot(tl.trans(b_x68), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x225 = b_x222 + (b_x175 * b_xx33)  # [C, BK] rwkv7.rec:13
-            b_x257 = b_x183.to(tl.float32)  # [C, BK]
+            b_x340 = b_x338 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
             b_xx41 = tl.dot(b_x176, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x259 = b_x256 + (b_x257 * b_xx41)  # [C, BK] rwkv7.rec:12
             b_xx47 = tl.dot(b_x186, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x271 = b_x269 + (b_x257 * b_xx47)  # [C, BK] rwkv7.rec:12
-            b_dk6 = b_dk5 + (b_write_2 * b_xx27)  # [C, BK] rwkv7.rec:12
             b_x301 = tl.where(b_level == 2 + i_z, b_dYv, 0.0)  # [C, C]
             b_xx53 = tl.dot(tl.trans(b_x301), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x304 = b_x300 + (b_write_2 * b_xx53)  # [C, BK] rwkv7.rec:12
             b_x322 = tl.where(b_level == 2 + i_z, b_dYU2, 0.0)  # [C, C]
             b_xx59 = tl.dot(b_x322, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x324 = b_x321 + (b_read_2 * b_xx59)  # [C, BK] rwkv7.rec:12
-            b_x340 = b_x338 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
             b_xx65 = tl.dot(tl.trans(b_x322), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x356 = b_x353 + (b_write_2 * b_xx65)  # [C, BK] rwkv7.rec:12
             b_xx71 = tl.dot(b_x301, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -1512,10 +1482,12 @@ def chunk_gradient_steep_kernel(
             b_write_1 = tl.exp(tl.minimum((b_x72[:, None] * (b_G2 - b_x73)), 0.0))  # [C, BK]
             b_x77 = tl.where(b_level == 1 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
             b_x79 = (b_k2 * b_write_1).to(ED)  # [C, BK]
+            b_x207 = b_x79.to(tl.float32)  # [C, BK]
             b_xx11 = tl.dot(b_x77, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr13 = b_dr12 + (b_write_1 * b_xx11)  # [C, BK] rwkv7.rec:13
             b_x81 = tl.where(b_level == 1 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x83 = (b_x3 * b_write_1).to(ED)  # [C, BK]
+            b_x226 = b_x83.to(tl.float32)  # [C, BK]
             b_xx12 = tl.dot(b_x81, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             dr.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dr13 + (b_write_1 * b_xx12)).to(dr.dtype).reshape(1, 1, C, BK)
@@ -1526,23 +1498,23 @@ def chunk_gradient_steep_kernel(
             b_x190 = (b_r2 * b_write_1).to(ED)  # [C, BK]
             b_x191 = b_x190.to(tl.float32)  # [C, BK]
             b_dG22 = b_dG21 + (b_x191 * b_xx11)  # [C, BK] rwkv7.rec:12
-            b_x207 = b_x79.to(tl.float32)  # [C, BK]
             b_xx28 = tl.dot(tl.trans(b_x77), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dG23 = b_dG22 - (b_x206 + (b_x207 * b_xx28))  # [C, BK] rwkv7.rec:12
             b_dG24 = b_dG23 + (b_x191 * b_xx12)  # [C, BK] rwkv7.rec:12
-            b_x226 = b_x83.to(tl.float32)  # [C, BK]
+            b_dk7 = b_dk6 + (b_write_1 * b_xx28)  # [C, BK] rwkv7.rec:12
             b_xx34 = tl.dot(tl.trans(b_x81), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dG25 = b_dG24 - (b_x225 + (b_x226 * b_xx34))  # [C, BK] rwkv7.rec:12
+            b_x342 = b_x340 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
             b_x230 = tl.where(b_level == 1 + i_z, b_x97, 0.0)  # [C, C]
             b_read_1 = tl.exp(tl.minimum((b_x232[:, None] * (b_G_before - b_x73)), 0.0))  # [C, BK]
             b_x237 = (b_kappa2 * b_read_1).to(ED)  # [C, BK]
+            b_x260 = b_x237.to(tl.float32)  # [C, BK]
             b_xx35 = tl.dot(tl.trans(b_x230), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG26 = b_dG25 + (b_x226 * b_xx35)  # [C, BK] rwkv7.rec:12
             b_x239 = tl.where(b_level == 1 + i_z, b_x109, 0.0)  # [C, C]
             b_xx36 = tl.dot(tl.trans(b_x239), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_sum_dG = chunk_sum((b_dG26 + (b_x207 * b_xx36)), True, False)  # [C, BK] rwkv7.rec:12
             b_x242 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
-            b_x260 = b_x237.to(tl.float32)  # [C, BK]
             b_xx42 = tl.dot(b_x230, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG_before = (-(b_decay_in2 * (b_kappa2 * b_dYx2))) - (b_x259 + (b_x260 * b_xx42))  # [C, BK] rwkv7.rec:12
             b_xx48 = tl.dot(b_x239, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -1551,7 +1523,6 @@ def chunk_gradient_steep_kernel(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_x242 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
-            b_dk7 = b_dk6 + (b_write_1 * b_xx28)  # [C, BK] rwkv7.rec:12
             b_x305 = tl.where(b_level == 1 + i_z, b_dYv, 0.0)  # [C, C]
             b_xx54 = tl.dot(tl.trans(b_x305), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             dk.store(
@@ -1561,17 +1532,16 @@ def chunk_gradient_steep_kernel(
             b_x325 = tl.where(b_level == 1 + i_z, b_dYU2, 0.0)  # [C, C]
             b_xx60 = tl.dot(b_x325, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dkappa = (-(b_decay_in2 * b_dYx2)) - (b_x324 + (b_read_1 * b_xx60))  # [C, BK] rwkv7.rec:12
-            b_x342 = b_x340 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
             b_xx66 = tl.dot(tl.trans(b_x325), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x360 = b_x342 - (b_x356 + (b_write_1 * b_xx66))  # [C, BK]
             b_dkappa2 = b_dkappa + (b_a2 * b_x360)  # [C, BK] rwkv7.rec:12
+            da.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x360).to(da.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
             b_xx72 = tl.dot(b_x305, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             dkappa.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (b_dkappa2 - (b_x370 + (b_read_1 * b_xx72))).to(dkappa.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x360).to(da.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] rwkv7.rec:12
 
 
