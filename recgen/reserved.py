@@ -34,7 +34,7 @@ BESIDE_INPUTS = frozenset(
     re.findall(
         r"\w+",
         """
-    absent addressable Argument ARGUMENTS at BK Blocks BV C CACHED card check_arguments check_kernel_dtypes check_number checkpoints
+    absent addressable Argument ARGUMENTS at BK Blocks BV C CACHED card check_arguments check_kernels check_number checkpoints
     choose_blocks chunk_size chunk_sum configure constants ctx current d_final_state d_initial_state d_state d_states decay_span
     dense device DIRECT do dstate dtype ED FACTS Facts final_state i integer_power INTERPRETED is_steep keep kernel kernels Launch
     launch level_of load_rows load_tokens log_decay_finite log_decay_floor log_decay_resets M N n_pieces new_tiles new_vectors NV on

@@ -40,6 +40,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"k": torch.randn(B, T, H, K + 1)}, ValueError, r"k must be \[B,T,H,K\] with K = 8 as in q, got shape \(2, 20, 3, 9\)"),
     ({"v": torch.randn(B, T + 1, H, V)}, ValueError, r"v must be \[B,T,H,V\] with T = 20 as in q, got shape \(2, 21, 3, 4\)"),
     ({"beta": torch.rand(B, T, H + 1)}, ValueError, r"beta must be \[B,T,H\] with H = 3 as in q, got shape \(2, 20, 4\)"),
+    ({"q": torch.randn(B, T, 0, K)}, ValueError, r"q must be \[B,T,H,K\] with H of at least 1, got shape \(2, 20, 0, 8\)"),
+    ({"v": torch.randn(B, T, H, 0)}, ValueError, r"v must be \[B,T,H,V\] with V of at least 1, got shape \(2, 20, 3, 0\)"),
     ({"q": torch.ones(B, T, H, K, dtype=torch.int64)}, TypeError, "q must be a floating-point tensor, got torch.int64"),
     ({"v": torch.ones(B, T, H, V, dtype=torch.complex64)}, TypeError, "v must be a floating-point tensor, got torch.complex64"),
     ({"v": [1.0]}, TypeError, r"v must be a tensor \[B,T,H,V\], got list"),
@@ -107,3 +109,21 @@ def test_a_parameter_of_heads_is_checked() -> None:
         op(**tensors | {head: torch.rand(H + 1)})
     with pytest.raises(ValueError, match=re.escape(f"{head} must be [H], got shape (1, 3)")):
         op(**tensors | {head: torch.rand(1, H)})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide", "message"),
+    [
+        (torch.bfloat16, {"K": 257, "V": 8}, "K must be at most 256 on cuda, got 257 in q"),
+        (torch.bfloat16, {"K": 8, "V": 300}, "V must be at most 256 on cuda, got 300 in v"),
+        (torch.float64, {"K": 8, "V": 8}, "q must be float32, float16 or bfloat16 on cuda, got torch.float64"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused_before_a_launch(
+    op: Callable[..., Any], dtype: torch.dtype, wide: dict[str, int], message: str
+) -> None:
+    launch = __import__("sys").modules[f"{op.__module__.rpartition('.')[0]}.launch"]
+    table = __import__("sys").modules[op.__module__].ARGUMENTS
+    shape = launch.Shape(B, T, H, wide["K"], wide["V"], (dtype,) * len(table), torch.device("cuda"))
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        launch.check_kernels("gated_deltanet", table, shape)

@@ -18,7 +18,7 @@ from .launch import (
     addressable,
     card,
     check_arguments,
-    check_kernel_dtypes,
+    check_kernels,
     check_number,
     choose_blocks,
     chunk_size,
@@ -136,7 +136,7 @@ def _chunk(shape, tensors, scale, initial_state, output_final_state):
     if tensors[0].device.type == "cpu" and not INTERPRETED:
         o, state = torch_chunk_gated_deltanet(*tensors, scale=constants[0], initial_state=initial_state)
         return o, (state if output_final_state else None)
-    check_kernel_dtypes("chunk_gated_deltanet", ARGUMENTS, shape)
+    check_kernels("chunk_gated_deltanet", ARGUMENTS, shape)
     with current(shape.device):
         return _Chunk.apply(*tensors, initial_state, shape, constants, output_final_state)
 
@@ -316,7 +316,7 @@ def _recurrent(shape, tensors, scale, initial_state, output_final_state):
         return reference_gated_deltanet(
             *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
         )
-    check_kernel_dtypes("recurrent_gated_deltanet", ARGUMENTS, shape)
+    check_kernels("recurrent_gated_deltanet", ARGUMENTS, shape)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, initial_state))
     with current(shape.device):
         return _Recurrent.apply(*tensors, initial_state, shape, constants, output_final_state, keep)

@@ -24,6 +24,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on C
 DEVICES = ("cpu", "cuda")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CACHED = 1024  # sets of sizes that are remembered
+WIDEST = 256  # key or value channels of a head that the kernels take
 RANK = {"t": "[B,T,H]", "tk": "[B,T,H,K]", "tv": "[B,T,H,V]", "": "[H]", "k": "[H,K]", "v": "[H,V]"}
 
 
@@ -90,6 +91,10 @@ def _checked(op: str, table: tuple[Argument, ...], inputs: tuple[_Facts, ...], s
         if device != on:
             raise ValueError(f"{op}: {argument.name} must be on {on} as {table[0].name}, got {device}")
         for axis, size in zip(letters, shape, strict=True):
+            if axis in "HKV" and size < 1:
+                raise ValueError(
+                    f"{op}: {argument.name} must be {expected} with {axis} of at least 1, got shape {shape}"
+                )
             if sizes.setdefault(axis, size) != size:
                 known = f"{axis} = {sizes[axis]} as in {origin[axis]}"
                 raise ValueError(f"{op}: {argument.name} must be {expected} with {known}, got shape {shape}")
@@ -117,8 +122,12 @@ def check_number(op: str, name: str, value: object) -> float:
 
 
 @functools.lru_cache(CACHED)
-def check_kernel_dtypes(op: str, table: tuple[Argument, ...], shape: Shape) -> None:
-    """The kernels take fp32, fp16 and bf16; what meets the tensor cores must agree."""
+def check_kernels(op: str, table: tuple[Argument, ...], shape: Shape) -> None:
+    """The kernels take fp32, fp16 and bf16, what meets the tensor cores must agree, and a state has to fit registers."""
+    for axis, size in (("K", shape.K), ("V", shape.V)):
+        if size > WIDEST:
+            name = next(a.name for a in table if axis.lower() in a.axes)
+            raise ValueError(f"{op}: {axis} must be at most {WIDEST} on {shape.device.type}, got {size} in {name}")
     for argument, dtype in zip(table, shape.dtypes, strict=True):
         if dtype not in FLOATS:
             raise TypeError(

@@ -18,7 +18,7 @@ from .launch import (
     addressable,
     card,
     check_arguments,
-    check_kernel_dtypes,
+    check_kernels,
     check_number,
     choose_blocks,
     chunk_size,
@@ -142,7 +142,7 @@ def _chunk(shape, tensors, scale, initial_state, output_final_state):
     if tensors[0].device.type == "cpu" and not INTERPRETED:
         o, state = torch_chunk_rwkv6(*tensors, scale=constants[0], initial_state=initial_state)
         return o, (state if output_final_state else None)
-    check_kernel_dtypes("chunk_rwkv6", ARGUMENTS, shape)
+    check_kernels("chunk_rwkv6", ARGUMENTS, shape)
     with current(shape.device):
         return _Chunk.apply(*tensors, initial_state, shape, constants, output_final_state)
 
@@ -395,7 +395,7 @@ def _recurrent(shape, tensors, scale, initial_state, output_final_state):
         return reference_rwkv6(
             *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
         )
-    check_kernel_dtypes("recurrent_rwkv6", ARGUMENTS, shape)
+    check_kernels("recurrent_rwkv6", ARGUMENTS, shape)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, initial_state))
     with current(shape.device):
         return _Recurrent.apply(*tensors, initial_state, shape, constants, output_final_state, keep)
