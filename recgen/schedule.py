@@ -87,12 +87,7 @@ class Schedule:
         found: set[str] = set()
         for kernel in (*self.forward, *self.backward):
             for node in kernel.computed():
-                rows: tuple[Node, ...] = ()
-                if isinstance(node.op, Dot):
-                    rows = node.args
-                elif isinstance(node.op, Score | Pull) and node.op.decay == "scalar":  # the decay is outside of the product
-                    rows = node.args[:-4]
-                found |= {a.op.name for a in rows if isinstance(a.op, Load) and a.op.role == "input"}
+                found |= {a.op.name for a in _operands(node) if isinstance(a.op, Load) and a.op.role == "input"}
         return frozenset(found)
 
     def __str__(self) -> str:
@@ -156,7 +151,7 @@ class _Planner:
             if node.index in loaded:
                 graph.add_edge("source", here, capacity=ticks(load))
                 continue
-            if node.index in goals or not (node.index in given or storable(node)):
+            if node.index in goals or not (node.index in given or (storable(node) and not _numbered(node))):
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
@@ -254,9 +249,8 @@ def _settle(plan: Schedule) -> Schedule:
         ends = {b.node.index for b in kernel.stores}
         for buffer in kernel.loads:
             users = [n for n in inside if buffer.node in n.args and n.index not in have]
-            pulled = [n for n in users if _per_channel(n) and n.args[0] is buffer.node]  # it meets matrix products alone
             share = isinstance(buffer.node.op, Dot) and "v" not in buffer.node.axes  # of a gradient: scaled, and added to others
-            if any(not isinstance(n.op, Dot) and n not in pulled for n in users) and buffer.node.index not in ends and not share:
+            if not all(buffer.node in _operands(n) for n in users) and buffer.node.index not in ends and not share:
                 keep.add(buffer.name)
 
     def settled(buffer: Buffer) -> Buffer:
@@ -282,6 +276,27 @@ def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = N
     result = _settle(Schedule(tile, forward, backward, saved, plan.sizes, hardware))
     result.verify()
     return result
+
+
+def _operands(node: Node) -> tuple[Node, ...]:
+    """The arguments that the operation hands to a matrix product as they are. A decay of one number stands outside of the product, one per
+    channel scales the rows."""
+    match node.op:
+        case Dot():
+            return node.args
+        case Score(decay="scalar"):
+            return node.args[:2]
+        case Pull(decay="scalar"):
+            return node.args[1:-4]
+        case Pull():
+            return node.args[:1]
+        case _:
+            return ()
+
+
+def _numbered(node: Node) -> bool:
+    """Whether it is a number times another value, which is as good to store and serves more."""
+    return isinstance(node.op, Map) and node.op.fn == "mul" and isinstance(node.args[0].op, Const) and node.args[1].axes == node.axes
 
 
 def _per_channel(node: Node) -> bool:

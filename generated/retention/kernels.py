@@ -72,9 +72,7 @@ def log_decay_resets(g):
 
 
 @triton.jit
-def chunk_prepare_kernel(
-    log_gamma, decay_in, D, R, decay_all, decay_out, scale, T, N, H: tl.constexpr, C: tl.constexpr
-):
+def chunk_prepare_kernel(log_gamma, decay_in, D, R, decay_all, decay_out, T, N, H: tl.constexpr, C: tl.constexpr):
     """What depends on one chunk alone. One program a chunk and head."""
     i_p = tl.program_id(0)
     i_h = i_p % H
@@ -85,17 +83,17 @@ def chunk_prepare_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11
-    b_x3 = tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0)  # [C]
-    b_x4 = log_decay_floor(b_x3)  # [C]
-    b_G = chunk_sum(b_x4, False, False)  # [C] retention.rec:11
-    tl.store(decay_in + i_c * C + o_t, (scale * tl.exp(b_G)))  # [C] retention.rec:13
-    b_D = chunk_sum(log_decay_finite(b_x3), False, False)  # [C] retention.rec:13
+    b_x2 = tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0)  # [C]
+    b_x3 = log_decay_floor(b_x2)  # [C]
+    b_G = chunk_sum(b_x3, False, False)  # [C] retention.rec:11
+    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] retention.rec:13
+    b_D = chunk_sum(log_decay_finite(b_x2), False, False)  # [C] retention.rec:13
     tl.store(D + i_c * C + o_t, b_D)  # [C] retention.rec:13
-    b_R = chunk_sum(log_decay_resets(b_x3), False, False)  # [C] retention.rec:13
+    b_R = chunk_sum(log_decay_resets(b_x2), False, False)  # [C] retention.rec:13
     tl.store(R + i_c * C + o_t, b_R)  # [C] retention.rec:13
-    b_sum_x = tl.sum(b_x4[None, :])  # retention.rec:13
+    b_sum_x = tl.sum(b_x3[None, :])  # retention.rec:13
     tl.store(decay_all + i_c, tl.exp(b_sum_x))  # retention.rec:13
-    b_sum_x2 = chunk_sum(b_x4, True, True)  # [C] retention.rec:12
+    b_sum_x2 = chunk_sum(b_x3, True, True)  # [C] retention.rec:12
     tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] retention.rec:12
 
 
@@ -148,7 +146,7 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_x = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
+        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
         b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:13
         b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:13
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
@@ -174,7 +172,9 @@ def chunk_scan_kernel(
                     * tl.dot(b_k, b_q2, input_precision=PRECISION)
                 )
             ).to(ED)
-        b_o = tl.dot(b_v2, b_score_q_w_op, (b_qx * b_x[None, :]), input_precision=PRECISION)  # [BV, C] retention.rec:13
+        b_o = tl.dot(
+            b_v2, b_score_q_w_op, (b_qx * (scale * b_decay_in)[None, :]), input_precision=PRECISION
+        )  # [BV, C] retention.rec:13
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
         else:
@@ -191,24 +191,6 @@ def chunk_scan_kernel(
             b_S,
             mask=(o_v[:, None] < V) & (o_k[None, :] < K),
         )
-
-
-@triton.jit
-def chunk_prepare_backward_kernel(log_gamma, decay_in_, T, N, H: tl.constexpr, C: tl.constexpr):
-    """What the forward did not keep. One program a chunk and head."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    m_t = i_t * C + o_t < T
-    b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11
-    b_G = chunk_sum(
-        log_decay_floor(tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0)), False, False
-    )  # [C] retention.rec:11
-    tl.store(decay_in_ + i_c * C + o_t, tl.exp(b_G))  # [C] retention.rec:13
 
 
 @triton.jit
@@ -272,7 +254,7 @@ def chunk_states_kernel(
 @triton.jit
 def chunk_reverse_kernel(
     q,
-    decay_in_,
+    decay_in,
     decay_all,
     do,
     d_states,
@@ -313,7 +295,7 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_in = tl.load(decay_in_ + i_c * C + o_t)  # [C] retention.rec:13
+        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -343,7 +325,7 @@ def chunk_gradient_kernel(
     v,
     q,
     log_gamma,
-    decay_in_,
+    decay_in,
     k,
     D,
     R,
@@ -407,7 +389,7 @@ def chunk_gradient_kernel(
     b_x4 = tl.where((o_t[:, None] > o_t[None, :]), (b_dov * b_decay), 0.0).to(ED)  # [C, C]
     b_x6 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dov, 0.0), 1)  # [C] retention.rec:13
     b_x7 = scale * b_x6  # [C]
-    b_decay_in = tl.load(decay_in_ + i_c * C + o_t)  # [C] retention.rec:13
+    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
     b_x9 = scale * b_decay_in  # [C]
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
     b_x12 = tl.trans(b_x4)  # [C, C]

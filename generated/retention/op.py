@@ -44,7 +44,6 @@ ARGUMENTS = (
 FACTS = {
     "prepare": Facts("parallel", 0, 0, 0, 0, 0, False, False),
     "scan": Facts("forward", 2, 1, 0, 0, 4, False, False),
-    "prepare_backward": Facts("parallel", 0, 0, 0, 0, 0, False, False),
     "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
     "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
     "gradient": Facts("parallel", 2, 2, 0, 2, 8, False, False),
@@ -194,7 +193,7 @@ class _Chunk(torch.autograd.Function):
         decay_in, D, R, decay_out = torch.empty((4, B * H, N * C), dtype=torch.float32, device=device).unbind()
         decay_all = torch.empty((B * H, N), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
-        at(log_gamma, decay_in, D, R, decay_all, decay_out, scale)
+        at(log_gamma, decay_in, D, R, decay_all, decay_out)
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
         at(
@@ -231,9 +230,6 @@ class _Chunk(torch.autograd.Function):
         d_initial_state = (
             None if initial_state is None else torch.empty((B, H, K, V), dtype=torch.float32, device=device)
         )
-        decay_in_ = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
-        at = configure("prepare_backward", shape)
-        at(log_gamma, decay_in_)
         states = new_tiles((B * H * N, V, K), dtype, device)
         at = configure("states", shape, initial_state is None)
         at(
@@ -248,7 +244,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             token_tiles(q, C, at.BK),
-            decay_in_,
+            decay_in,
             decay_all,
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),
@@ -266,7 +262,7 @@ class _Chunk(torch.autograd.Function):
             v,
             token_tiles(q, C, at.BK),
             log_gamma,
-            decay_in_,
+            decay_in,
             token_tiles(k, C, at.BK),
             D,
             R,

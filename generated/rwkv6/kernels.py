@@ -153,11 +153,10 @@ def chunk_prepare_kernel(
     u,
     r_decay_in,
     score_q_w,
-    x25,
+    sum_k,
     decay_all,
     w_out,
     G_rows,
-    scale,
     T,
     N,
     H: tl.constexpr,
@@ -215,7 +214,7 @@ def chunk_prepare_kernel(
         score_q_w.store(
             [i_bh, i_t * C, 0], tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0).to(score_q_w.dtype).reshape(1, C, C)
         )  # [C, C] rwkv6.rec:12
-        tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
+        tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
 
 
 @triton.jit
@@ -227,11 +226,10 @@ def chunk_prepare_steep_kernel(
     u,
     r_decay_in,
     score_q_w,
-    x25,
+    sum_k,
     decay_all,
     w_out,
     G_rows,
-    scale,
     T,
     N,
     H: tl.constexpr,
@@ -377,7 +375,7 @@ def chunk_prepare_steep_kernel(
                 ),
                 0.0,
             )  # [C, C] rwkv6.rec:12
-        tl.store(x25 + i_c * C + o_t, (scale * b_sum_x))  # [C] rwkv6.rec:12
+        tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
         score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
 
 
@@ -386,7 +384,7 @@ def chunk_scan_kernel(
     v,
     r_decay_in,
     score_q_w,
-    x25,
+    sum_k,
     decay_all,
     w_out,
     o,
@@ -428,7 +426,7 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_x6 = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+        b_sum_x = tl.load(sum_k + i_c * C + o_t)  # [C] rwkv6.rec:12
         b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
         b_x2 = r_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x2), input_precision=PRECISION)  # [BV, C] rwkv6.rec:12
@@ -436,7 +434,7 @@ def chunk_scan_kernel(
         b_v2 = tl.trans(b_v)  # [BV, C]
         b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
         b_xv = tl.dot(b_v2, tl.trans(b_score_q_w), input_precision=PRECISION)  # [BV, C] rwkv6.rec:12
-        b_o2 = ((scale * b_xx) + (scale * b_xv)) + (b_v2.to(tl.float32) * b_x6[None, :])  # [BV, C]
+        b_o2 = ((scale * b_xx) + (scale * b_xv)) + (b_v2.to(tl.float32) * (scale * b_sum_x)[None, :])  # [BV, C]
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
         else:
@@ -683,7 +681,7 @@ def chunk_products_kernel(
 @triton.jit(do_not_specialize=["do_step_b", "do_step_t", "do_step_h"])
 def chunk_gradient_values_kernel(
     score_q_w,
-    x25,
+    sum_k,
     w_out,
     do,
     d_states,
@@ -717,13 +715,15 @@ def chunk_gradient_values_kernel(
         b_w_out = w_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] rwkv6.rec:13
         b_xx = tl.dot(b_w_out, tl.trans(b_dstate), b_xx, input_precision=PRECISION)  # [C, BV] rwkv6.rec:13
-    b_x = tl.load(x25 + i_c * C + o_t)  # [C] rwkv6.rec:12
+    b_sum_x = tl.load(sum_k + i_c * C + o_t)  # [C] rwkv6.rec:12
     b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] rwkv6.rec:13
     b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
     b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] rwkv6.rec:12
     dv.store(
         [i_b, i_h, i_t * C, 0],
-        ((b_xx + (b_x[:, None] * b_do.to(tl.float32))) + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV),
+        ((b_xx + ((scale * b_sum_x)[:, None] * b_do.to(tl.float32))) + (scale * b_xdo))
+        .to(dv.dtype)
+        .reshape(1, 1, C, BV),
     )  # [C, BV] rwkv6.rec:12
 
 

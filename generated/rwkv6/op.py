@@ -209,7 +209,7 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(w, C, at.BK), tiles(G, C, at.BK))
         r_decay_in, w_out = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
         score_q_w = new_tiles((B * H, N * C, C), dtype, device)
-        x25 = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
+        sum_k = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
         at(
@@ -220,11 +220,10 @@ class _Chunk(torch.autograd.Function):
             u,
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
-            x25,
+            sum_k,
             decay_all,
             tiles(w_out, C, at.BK),
             G,
-            scale,
         )
         at = configure("prepare_steep", shape)
         at(
@@ -235,11 +234,10 @@ class _Chunk(torch.autograd.Function):
             u,
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
-            x25,
+            sum_k,
             decay_all,
             tiles(w_out, C, at.BK),
             G,
-            scale,
         )
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
@@ -247,7 +245,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(v, C, at.BV),
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
-            x25,
+            sum_k,
             decay_all,
             tiles(w_out, C, at.BK),
             o if at.direct else token_tiles(o, C, at.BV),
@@ -255,7 +253,7 @@ class _Chunk(torch.autograd.Function):
             final_state,
             scale,
         )
-        ctx.save_for_backward(r, k, v, w, u, initial_state, score_q_w, x25)
+        ctx.save_for_backward(r, k, v, w, u, initial_state, score_q_w, sum_k)
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
         return o, final_state
@@ -263,7 +261,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        r, k, v, w, u, initial_state, score_q_w, x25 = ctx.saved_tensors
+        r, k, v, w, u, initial_state, score_q_w, sum_k = ctx.saved_tensors
         shape = ctx.shape
         B, T, H, K, V = shape.B, shape.T, shape.H, shape.K, shape.V
         (scale,) = ctx.constants
@@ -333,7 +331,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("gradient_values", shape)
         at(
             score_q_w,
-            x25,
+            sum_k,
             tiles(w_out, C, at.BK),
             do,
             tiles(d_states, at.BV, at.BK),
