@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from .fuse import fuse_sums
 from .graph import Dot, Pull, Rows, Score
-from .lower import ROW, Loop, Lowered, by_pointer, lower
+from .lower import ROW, by_pointer, lower
 from .normalize import NormalForm
 from .schedule import Buffer, Kernel, Schedule
 from .scores import Falls, expand, falls
+from .statements import Loop, Lowered
 
 INDENT = "    "
 CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES")  # of a kernel, as far as it uses them

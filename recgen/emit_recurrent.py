@@ -14,9 +14,10 @@ from sympy import Expr
 
 from .emit_chunk import INDENT, KernelText
 from .graph import Axes, Graph, Load, Node, Sum, topological
-from .lower import Lowering, assemble
+from .lower import Lowering
 from .normalize import Column, NormalForm, Row
 from .schedule import Buffer, Kernel
+from .statements import assemble
 from .translate import translate
 from .vjp import gradients
 

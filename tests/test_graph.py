@@ -21,7 +21,24 @@ from tests.stages import Array, tile_graph
 SIZES = {"t": 8, "k": 3, "v": 2}
 SPECS = ("tk,sk->ts", "ts,sv->tv", "tv,sv->ts", "st,sv->tv", "tk,vk->tv", "tv,tk->vk", "tv,vk->tk", "ts,sk->tk", "tr,rs->ts")
 PROSE = {"retention"}  # also the field's word for what a decay leaves
-PATTERNS = ["chunk*", "tile", "graph", "vjp", "meaning", "schedule", "lower*", "emit*", "cost", "hardware", "translate", "show*", "prove"]
+PATTERNS = [
+    "chunk*",
+    "tile",
+    "graph",
+    "vjp",
+    "meaning",
+    "schedule",
+    "lower*",
+    "emit*",
+    "scores",
+    "fuse",
+    "statements",
+    "cost",
+    "hardware",
+    "translate",
+    "show*",
+    "prove",
+]
 BEHIND_NORMALIZE = sorted(path for pattern in PATTERNS for path in (ROOT / "recgen").glob(f"{pattern}.py"))
 
 
