@@ -2,19 +2,18 @@
 
 What one token's inputs decide is computed on [B, T, H, ...] and then cut into chunks, [B, H, N, C, ...], with zeros behind the last token:
 a zero row writes nothing and decays nothing. What does not depend on the state is computed for all chunks at once, and a loop over the
-chunks carries the state, [B, H, V, K]; what only the output needs is computed afterwards, again for all chunks at once. A long sequence
+chunks carries the state, [B * H, V, K]; what only the output needs is computed afterwards, again for all chunks at once. A long sequence
 goes in pieces that fit a cache.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from . import inlined
 from .graph import Axis
 from .lower_torch import AFTER, CHUNK, LOOP, TILE, TOKEN, TorchLowering
-from .scores import Expansion
 from .tile import TileGraph
 
 INDENT = "    "
@@ -59,7 +58,7 @@ class _Function(TorchLowering):
 
         body, split = ([re.sub(r"\$(\w+)", local, line) for line in part] for part in (lines, split))
         functions = inlined.functions("torch_primitives")
-        used = {h for h in functions if any(f"{h}(" in line for line in body)}
+        used = {h for h in functions if any(f"{h}(" in line for line in (*split, *body))}
         used |= {h for h in functions for u in used if f"{h}(" in functions[u]}
         sources = tuple(source for h, source in functions.items() if h in used)
         tensors = tuple(i.name for i in form.inputs if i.axes is not None)
@@ -85,19 +84,19 @@ class _Function(TorchLowering):
             f"$dtype = torch.float64 if any(x.dtype == torch.float64 for x in ({every})) else torch.float32",
             f"{every} = (x.to($dtype) for x in ({every}))",
             "if initial_state is None:",
-            f"{INDENT}S = torch.zeros(B, H, V, K, dtype=$dtype, device=$device)",
+            f"{INDENT}S = torch.zeros(B * H, V, K, dtype=$dtype, device=$device)",
             "else:",
-            f"{INDENT}S = initial_state.to($dtype).mT  # [B, H, V, K]",
+            f"{INDENT}S = initial_state.to($dtype).mT.flatten(0, 1)  # [B * H, V, K]",
             f"$piece = {self.size} * max(1, {TOKENS} // {self.size} // max(1, B * H))  # tokens: what fits a cache",
             "$outputs = []",
             f"for {', '.join(timed)} in zip({pieces}, strict=True):",
             f"{INDENT}o, S = _piece({every}, S{consts})",
             f"{INDENT}$outputs.append(o)",
-            "return torch.cat($outputs, 1).to($o_dtype), S.mT.contiguous()",
+            "return _tokens($outputs, T).to($o_dtype), S.unflatten(0, (B, H)).mT.contiguous()",
         ]
         head = [
             f"B, T, H = {along('t')}.shape[:3]",
-            "V, K = S.shape[2:]",
+            "V, K = S.shape[1:]",
             "$dtype, $device = S.dtype, S.device",
             f"$C = {self.size}  # tokens a chunk",
             "$N = max(1, -(-T // $C))  # chunks",
@@ -114,22 +113,22 @@ class _Function(TorchLowering):
         """The state, from chunk to chunk."""
         lines = [f"{name} = []" for name, _ in self.collected.values()]
         slices = ", ".join(name for name, _ in self.carried.values())
-        chunks = ", ".join(f"{self.resolve(source)}.unbind(2)" for _, source in self.carried.values())
+        chunks = ", ".join(f"{self.resolve(source)}.flatten(0, 1).unbind(1)" for _, source in self.carried.values())
         lines.append(f"for {slices} in zip({chunks}, strict=True):" if len(self.carried) > 1 else f"for {slices} in {chunks}:")
         body = [f"{name}.append(S)" for name, inner in self.collected.values() if inner == "S"]
         body += self._lines(LOOP)
         body += [f"{name}.append({self.resolve(inner)})" for name, inner in self.collected.values() if inner != "S"]
-        return [*lines, *(INDENT + line for line in (*body, f"S = {self.resolve(state)}  # [B, H, V, K]"))]
+        return [*lines, *(INDENT + line for line in (*body, f"S = {self.resolve(state)}  # [B * H, V, K]"))]
 
     def _after(self, output: str) -> list[str]:
         """The output of all chunks."""
-        lines = [f"{name} = torch.stack({name}, 2)  # [B, H, N, ...]" for name, _ in self.collected.values()]
+        lines = [f"{name} = torch.stack({name}, 1).unflatten(0, (B, H))  # [B, H, N, ...]" for name, _ in self.collected.values()]
         lines += self._lines(AFTER)
-        return [*lines, f"return _tokens({self.resolve(output)}, T), S"]
+        return [*lines, f"return {self.resolve(output)}, S"]
 
     def _lines(self, scope: int) -> list[str]:
         return [
-            f"{s.name} = {self.resolve(s.text)}  # {s.comment}"
+            f"{s.name} = {self.words(i)[0]}  # {s.comment}"
             for i, s in enumerate(self.statements)
             if s.scope == scope and not self.inlined(i)
         ]
@@ -137,6 +136,4 @@ class _Function(TorchLowering):
 
 def torch_text(tile: TileGraph) -> TorchText:
     """`torch_chunk_<name>` of a tile graph."""
-    found = Expansion(tile.graph, None).expand([tile.output, tile.state], lambda n: False)
-    tile = replace(tile, output=found[tile.output.index], state=found[tile.state.index])
     return _Function(tile, KEY_CHUNK if tile.form.decay_axis == "key" else tile.chunk).text()

@@ -34,13 +34,14 @@ from .graph import (
     TakeDiagonal,
     Valid,
     is_number,
+    order_axes,
     split_spec,
     topological,
 )
 from .tile import TileGraph
 
 NUMBER, TOKEN, TILE, CHUNK, LOOP, AFTER = range(6)  # where a value is computed, in order
-LEAD = {TOKEN: ("B", "T", "H"), LOOP: ("B", "H")}
+LEAD = {TOKEN: ("B", "T", "H"), LOOP: ("B * H",)}
 CHUNKS = ("B", "H", "N")
 EXTENT = {"t": "C", "s": "C", "k": "K", "v": "V"}
 _REFERENCE = re.compile(r"§(\d+):(\d+)§")
@@ -48,7 +49,11 @@ _REFERENCE = re.compile(r"§(\d+):(\d+)§")
 
 @dataclass(slots=True)
 class Statement:
-    """`name = text`; text refers to other statements as §index:binding§. plain: may be written into its only user."""
+    """`name = text`; text refers to other statements as §index:binding§. plain: may be written into its only user.
+
+    fresh: a tensor of its own that no gradient looks at, so its only user may overwrite it. overwrites: operands that have the result's
+    shape, and the text that puts the result in their place.
+    """
 
     name: str
     text: str
@@ -56,6 +61,8 @@ class Statement:
     scope: int
     plain: bool
     comment: str
+    fresh: bool = False
+    overwrites: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,7 +78,9 @@ class TorchLowering:
     texts: dict[tuple[int, str], str] = field(default_factory=dict)  # equal text in one place is one value
     memo: dict[tuple[object, ...], str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    carried: dict[int, tuple[str, str]] = field(default_factory=dict)  # chunk value -> its slice in the loop
+    carried: dict[str, tuple[str, str]] = field(default_factory=dict)  # chunk value -> its slice in the loop, and the value
+    scores: dict[int, list[Node]] = field(default_factory=dict)  # gate -> the scores under it
+    below: set[int] = field(default_factory=set)  # of what only the entries below the diagonal are looked at
     collected: dict[int, tuple[str, str]] = field(default_factory=dict)  # loop value -> list that keeps it
     ends: tuple[str, str] = ("", "")  # the next state, the output
     users: dict[int, list[int]] | None = None
@@ -83,8 +92,14 @@ class TorchLowering:
         tile, nodes = self.tile, topological([self.tile.output, self.tile.state])
         for node in nodes:
             self.scopes[node.index] = self._scope(node)
+            if isinstance(node.op, Score):
+                self.scores.setdefault(node.args[2].args[0].index, []).append(node)
             for arg in node.args:
                 self.uses[arg.index] = self.uses.get(arg.index, 0) + 1
+        for node in reversed(nodes):
+            masked = node.index in self.below and isinstance(node.op, Map) and node.op.fn == "mul"
+            if masked or isinstance(node.op, Inverse):
+                self.below |= {x.index for x in node.args if x.axes == node.axes and self.uses[x.index] == 1}
         early = {tile.output.index, tile.state.index}  # what a value of one token still has to be there for
         for node in reversed(nodes):
             product = isinstance(node.op, Map) and node.op.fn == "mul" and "t" in node.axes and node.index not in early
@@ -116,18 +131,30 @@ class TorchLowering:
 
     # ---- statements
 
-    def emit(self, node: Node, text: str, binds: int, scope: int, *, plain: bool, name: str = "") -> str:
+    def emit(
+        self,
+        node: Node,
+        text: str,
+        binds: int,
+        scope: int,
+        *,
+        plain: bool,
+        name: str = "",
+        fresh: bool = False,
+        overwrites: tuple[tuple[str, str], ...] = (),
+    ) -> str:
         """A reference to the value of `text`, whose outermost operator binds as strongly as `binds`."""
         if (scope, text) in self.texts:
             return self.texts[scope, text]
         label = name or self.tile.graph.names.get(node.index, "")
-        label = self.fresh(label) if label else f"$x{len(self.statements)}"
+        label = self.fresh(label) if label.strip("$") else f"$x{len(self.statements)}"
         lead = LEAD.get(scope, CHUNKS)
         shape = ", ".join((*lead, *(EXTENT[a] for a in self.trail(node, scope))))
         if scope == TOKEN and "t" not in node.axes:
             shape = ", ".join(("H", *(EXTENT[a] for a in node.axes)))
         line = f" {self.tile.form.normal.name}.rec:{node.line}" if node.line else ""
-        self.statements.append(Statement(label, text, binds, scope, plain, f"[{shape}]{line}"))
+        places = tuple((int(m.group(1)), other) for x, other in overwrites if (m := _REFERENCE.fullmatch(x)))
+        self.statements.append(Statement(label, text, binds, scope, plain, f"[{shape}]{line}", fresh, places))
         self.texts[scope, text] = self.reference(len(self.statements) - 1)
         return self.texts[scope, text]
 
@@ -194,8 +221,10 @@ class TorchLowering:
     def _token(self, node: Node, scope: int) -> str:
         """A value of one token: as it is, without a token axis, or cut into chunks."""
         if "t" not in node.axes:
+            if scope == LOOP:
+                return self._carry(node)
             text = self.value(node, TOKEN) if scope != TOKEN else self._compute(node, TOKEN)
-            return text if scope in (TOKEN, LOOP) else f"{text}[:, None]"
+            return text if scope == TOKEN else f"{text}[:, None]"
         if scope == TOKEN:
             return self._compute(node, TOKEN)
         if scope == LOOP:
@@ -206,13 +235,21 @@ class TorchLowering:
             self.taken.discard(name)
         return self.emit(node, f"_tiles({self.bind(inner, 0)}, $N, $C)", 9, TILE, plain=False, name=name)
 
-    def _carry(self, node: Node) -> str:
-        """A chunk value in the loop over chunks."""
+    def _carry(self, node: Node, index: str = "") -> str:
+        """A chunk value in the loop over chunks, with axes of length one where `index` puts them."""
         source = self.value(node, CHUNK)
-        if node.index not in self.carried:
-            label = self.tile.graph.names.get(node.index, "") or (node.op.name if isinstance(node.op, Load) else "")
-            self.carried[node.index] = (self.fresh(f"{label}_n") if label else f"$x_n{len(self.carried)}", self.pin(source))
-        return self.carried[node.index][0]
+        if "t" not in node.axes and self.scopes[node.index] == TOKEN:  # of a head: the same for every sequence and chunk
+            source += f".expand({', '.join(('B', 'H', '$N', *(EXTENT[a] for a in node.axes)))})"
+        label = self.tile.graph.names.get(node.index, "") or (node.op.name if isinstance(node.op, Load) else "")
+        return self._slices(source, label, index)
+
+    def _slices(self, source: str, label: str, index: str = "") -> str:
+        """What the loop calls one chunk's part of a value."""
+        key = f"{source}[{index}]"
+        if key not in self.carried:
+            name = self.fresh(f"{label}_n") if label else f"$x_n{len(self.carried)}"
+            self.carried[key] = (name, f"{self.bind(self.pin(source), 9)}[{index}]" if index else self.pin(source))
+        return self.carried[key][0]
 
     def _collect(self, node: Node) -> str:
         """A value of the loop, for all chunks."""
@@ -232,8 +269,8 @@ class TorchLowering:
     # ---- operations
 
     def _compute(self, node: Node, scope: int) -> str:
-        def emit(text: str, binds: int, *, plain: bool) -> str:
-            return self.emit(node, text, binds, scope, plain=plain)
+        def emit(text: str, binds: int, *, plain: bool, fresh: bool = False) -> str:
+            return self.emit(node, text, binds, scope, plain=plain, fresh=fresh)
 
         def arg(i: int, binds: int = 0) -> str:
             return self.bind(self.value(node.args[i], scope), binds)
@@ -246,13 +283,14 @@ class TorchLowering:
             case Map(fn="add"):
                 return self._add(node, scope)
             case Map(fn="mul") if is_number(node.args[0], -1.0):
-                return emit(f"-{self.spread(node.args[1], node, scope, 3)}", 3, plain=True)
+                return self._in_place(node, scope, f"-{self.spread(node.args[1], node, scope, 3)}", 3, ((node.args[1], "neg_()"),))
             case Map(fn="mul"):
-                x, y = (self.spread(a, node, scope, b) for a, b in zip(node.args, (2, 3), strict=True))
-                return emit(f"{x} * {y}", 2, plain=True)
+                return self._mul(node, scope)
             case Map(fn=fn, exponent=exponent):
                 text, binds = _elementwise(fn, [self.spread(a, node, scope, 9) for a in node.args], exponent)
-                return emit(text, binds, plain=True)
+                if fn == "exp" and isinstance(node.args[0].op, Segment | Rows | Sum) and scope == CHUNK:
+                    text = f"_exp({arg(0)})"
+                return emit(text, binds, plain=True)  # not fresh: many functions need their result for the gradient
             case Expand():
                 return self._expand(node, scope)
             case Valid():
@@ -265,22 +303,17 @@ class TorchLowering:
             case Segment(reverse=reverse, exclusive=exclusive):
                 place = node.axes.index("t") - len(node.axes)
                 return emit(f"_segment_sum({arg(0)}, {place}, {reverse}, {exclusive})", 9, plain=True)
-            case Rows() if isinstance(node.args[0].op, Segment) and not node.args[0].op.exclusive:
-                gate = node.args[0].args[0]  # the last of its cumulative sums is its sum
-                return emit(f"{self.bind(self.value(gate, scope), 9)}.sum({gate.axes.index('t') - len(gate.axes)})", 9, plain=True)
             case Rows():
                 return emit(f"{arg(0, 9)}.select({node.args[0].axes.index('t') - len(node.args[0].axes)}, -1)", 9, plain=True)
-            case Score(decay="key", causal=causal):
-                a, kappa, read, write, _ = node.args
-                rows = ", ".join(self.spread(x, read, scope, 0) for x in (a, kappa, read.args[0]))
-                before = ", ".join(str(isinstance(x.op, Segment) and x.op.exclusive) for x in (read, write))
-                own = " * ".join(self.spread(x, read, scope, 3) for x in (a, kappa))
-                diagonal = f" + torch.diag_embed(({own}).sum(-1))" if causal else ""
-                return emit(f"_score({rows}, {before}){diagonal}", 1 if causal else 9, plain=False)
-            case Score() | Pull() | Scatter() | Side():
+            case Score():
+                return self._score(node)
+            case Pull() | Scatter() | Side():
                 raise VerifyError(f"{node.op} has no place in plain torch")
+            case Mask(kind="strict") if node.index in self.below:
+                return self.value(node.args[0], scope)
             case Mask(kind="strict" | "causal" as kind):
-                return emit(f"{arg(0, 9)}.tril({-1 if kind == 'strict' else 0})", 9, plain=True)
+                below = -1 if kind == "strict" else 0
+                return self._in_place(node, scope, f"{arg(0, 9)}.tril({below})", 9, ((node.args[0], f"tril_({below})"),))
             case Mask(kind=kind):
                 raise VerifyError(f"a mask {kind} has no place in plain torch")
             case Decay(strict=strict):
@@ -290,37 +323,201 @@ class TorchLowering:
             case TakeDiagonal():
                 return emit(f"{arg(0, 9)}.diagonal(dim1=-2, dim2=-1)", 9, plain=True)
             case Inverse():
-                return emit(f"_inverse({arg(0)})", 9, plain=False)
+                return self._inverse(node, scope)
             case Dot():
-                return emit(self._dot(node, scope), 2, plain=True)
+                left, right = self._factors(node, scope)
+                return emit(f"{left} @ {right}", 2, plain=True, fresh=True)
             case _:
                 assert_never(node.op)
 
+    def _in_place(self, node: Node, scope: int, text: str, binds: int, methods: tuple[tuple[Node, str], ...]) -> str:
+        """An elementwise operation; `methods` are its forms that overwrite an argument."""
+        places = tuple(
+            (self.value(x, scope), f"{self.bind(self.value(x, scope), 9)}.{method}")
+            for x, method in methods
+            if scope in (CHUNK, LOOP, AFTER) and x.axes == node.axes and self.scopes[x.index] == self.scopes[node.index]
+        )
+        return self.emit(node, text, binds, scope, plain=True, fresh=scope != TOKEN, overwrites=places)
+
+    def _mul(self, node: Node, scope: int) -> str:
+        x, y = node.args
+        for factor, product in ((x, y), (y, x)):
+            if scope == LOOP and self._scales(factor, product):
+                left, right = self._factors(product, scope, factor)
+                return self.emit(node, f"{left} @ {right}", 2, scope, plain=True, fresh=True)
+        text = f"{self.spread(x, node, scope, 2)} * {self.spread(y, node, scope, 3)}"
+        methods = tuple((a, f"mul_({self.spread(b, node, scope, 0)})") for a, b in ((x, y), (y, x)))
+        return self._in_place(node, scope, text, 2, methods)
+
+    def _scales(self, factor: Node, product: Node) -> bool:
+        """Whether a product in the loop can be scaled by scaling, for all chunks at once, what does not depend on the state."""
+        if not isinstance(product.op, Dot) or self.uses[product.index] > 1 or self.scopes[factor.index] == LOOP:
+            return False
+        return any(self._takes(product, i, factor) for i in (0, 1))
+
+    def _takes(self, product: Node, i: int, factor: Node) -> bool:
+        """Whether an operand of a product does not depend on the state, and has the rows or columns that the factor scales."""
+        assert isinstance(product.op, Dot)
+        left, right, out = split_spec(product.op.spec)
+        own = set(right if i else left) & set(out)
+        return self.scopes[product.args[i].index] != LOOP and set(factor.axes) <= own
+
     def _add(self, node: Node, scope: int) -> str:
-        first, second = node.args
-        if (
-            isinstance(second.op, Map)
-            and second.op.fn == "mul"
-            and is_number(second.args[0], -1.0)
-            and self.scopes[second.index] == self.scopes[node.index]
-        ):
-            text = f"{self.spread(first, node, scope, 1)} - {self.spread(second.args[1], node, scope, 2)}"
-        else:
-            text = f"{self.spread(first, node, scope, 1)} + {self.spread(second, node, scope, 1)}"
-        return self.emit(node, text, 1, scope, plain=True)
+        """A sum: what can be overwritten first; in the loop, products are added as they are made."""
+        number = self._number_factor(node) if scope == AFTER else None
+        terms = self._terms(node, scope, number)
+        if number is not None:
+            total = self.bind(self._sum(terms, node, scope), 9)
+            return self.emit(
+                node,
+                f"{total} * {self._number(number)}",
+                2,
+                scope,
+                plain=True,
+                fresh=True,
+                overwrites=((total, f"{total}.mul_({self._number(number)})"),),
+            )
+        return self._sum(terms, node, scope)
+
+    def _number_factor(self, node: Node) -> Node | None:
+        """The number that every term of a sum is multiplied by."""
+        if not isinstance(node.op, Map) or node.op.fn not in ("add", "mul"):
+            return None
+        if node.op.fn == "mul":
+            return node.args[0] if self.scopes[node.args[0].index] == NUMBER and not is_number(node.args[0], -1.0) else None
+        first, second = (self._number_factor(x) for x in node.args)
+        return first if first is second else None
+
+    def _terms(self, node: Node, scope: int, number: Node | None) -> list[tuple[Node, bool]]:
+        """The terms of a sum without the number, each with whether it is subtracted."""
+        if isinstance(node.op, Map) and node.op.fn == "add":
+            return [
+                (term, minus)
+                for x in node.args
+                for term, minus in (
+                    self._terms(x, scope, number)
+                    if number is not None or (self.scopes[x.index] == scope and self.uses[x.index] == 1)
+                    else [self._negated(x) if scope != LOOP or self.scopes[x.index] == LOOP else (x, False)]
+                )
+            ]
+        return [(node.args[1], False)] if number is not None else [self._negated(node)]
+
+    def _sum(self, terms: list[tuple[Node, bool]], node: Node, scope: int) -> str:
+        total, axes, terms = self._first(terms, node, scope)
+        for x, minus in terms:
+            inner = self._product(x) if scope == LOOP and axes is not None else None
+            if inner is not None:
+                left, right = self._factors(inner[0], scope, inner[1])
+                rest = f"{left}, {right}{', alpha=-1' if minus else ''})"
+                text, binds, own = f"torch.baddbmm({total}, {rest}", 9, f"{self.bind(total, 9)}.baddbmm_({rest}"
+            else:
+                other = self.spread(x, node, scope, 2 if minus else 1)
+                text, binds = f"{self.bind(total, 1)} {'-' if minus else '+'} {other}", 1
+                own = f"{self.bind(total, 9)}.{'sub' if minus else 'add'}_({self.bind(other, 0)})"
+            places = ((total, own),) if axes == node.axes and scope != TOKEN else ()
+            axes = order_axes((*(axes or ()), *x.axes))
+            total = self.emit(node, text, binds, scope, plain=True, fresh=scope != TOKEN, overwrites=places)
+        return total
+
+    def _first(self, terms: list[tuple[Node, bool]], node: Node, scope: int) -> tuple[str, Axes | None, list[tuple[Node, bool]]]:
+        """What a sum begins with, its axes (None for a number), and what is added to it: whole tiles before what is broadcast, in the loop
+        products last."""
+
+        def rank(term: tuple[Node, bool]) -> tuple[bool, ...]:
+            x, minus = term
+            number, product = self.scopes[x.index] == NUMBER, scope == LOOP and self._product(x) is not None
+            return (minus, number, x.axes != node.axes, product, self.scopes[x.index] != scope)
+
+        ordered = sorted(terms, key=rank)
+        fixed = next((t for t in ordered if self.scopes[t[0].index] not in (LOOP, NUMBER) and not t[1]), None)
+        scaled = next((t for t in ordered if scope == LOOP and self._is_scaled(t[0])), None)
+        if fixed is not None and scaled is not None:
+            start, x, y = (self.spread(z, node, scope, 0) for z in (fixed[0], *scaled[0].args))
+            total = self.emit(
+                node, f"torch.addcmul({start}, {x}, {y}{', value=-1' if scaled[1] else ''})", 9, scope, plain=True, fresh=True
+            )
+            return total, node.axes, [t for t in ordered if t not in (fixed, scaled)]
+        (first, minus), *rest = ordered
+        text = self.spread(first, node, scope, 9 if minus else 0)
+        axes = None if self.scopes[first.index] == NUMBER else first.axes
+        return self.emit(node, f"-{text}", 3, scope, plain=True, fresh=scope != TOKEN) if minus else text, axes, rest
+
+    def _is_scaled(self, x: Node) -> bool:
+        """Whether x is an elementwise product of this place alone, and of tensors."""
+        alone = isinstance(x.op, Map) and x.op.fn == "mul" and self.uses[x.index] == 1 and self.scopes[x.index] == LOOP
+        return alone and self._product(x) is None and all(self.scopes[a.index] != NUMBER for a in x.args)
+
+    def _product(self, x: Node) -> tuple[Node, Node | None] | None:
+        """The product that x is, of this place alone, and what scales it."""
+        if isinstance(x.op, Dot) and self.uses[x.index] == 1 and self.scopes[x.index] == LOOP:
+            return x, None
+        if isinstance(x.op, Map) and x.op.fn == "mul" and self.uses[x.index] == 1:
+            for factor, product in (x.args, x.args[::-1]):
+                if self._scales(factor, product):
+                    return product, factor
+        return None
+
+    def _negated(self, x: Node) -> tuple[Node, bool]:
+        """What x is, or what it is the negative of."""
+        if isinstance(x.op, Map) and x.op.fn == "mul" and is_number(x.args[0], -1.0):
+            return x.args[1], True
+        return x, False
+
+    def _score(self, node: Node) -> str:
+        """Scores under a decay per channel are computed together; one decay for all channels scales the product of the rows."""
+        assert isinstance(node.op, Score)
+        a, kappa, *decays = node.args
+        group = self.scores[decays[0].args[0].index]
+        if node.op.decay == "scalar":
+            left, right = (self._rows(x) for x in (a, kappa))
+            causal = any(isinstance(x.op, Score) and x.op.causal and list(x.args[2:]) == decays for x in group)
+            sums = ", ".join(self.value(x, CHUNK) for x in decays)
+            decay = self.emit(node, f"_decay({sums}, {not causal})", 9, CHUNK, plain=False, name="decay")
+            if causal and not node.op.causal and node.index not in self.below:
+                decay = f"{decay}.tril(-1)"
+            return self.emit(node, f"({left} @ {right}.mT).mul_({decay})", 9, CHUNK, plain=True, fresh=True)
+        sides: tuple[list[str], list[str]] = ([], [])
+        pairs = []
+        for score in group:
+            assert isinstance(score.op, Score)
+            which = []
+            for side, row, place in zip(sides, score.args[:2], score.args[2:4], strict=True):
+                text = f"({self.spread(row, place, CHUNK, 0)}, {isinstance(place.op, Segment) and place.op.exclusive})"
+                if text not in side:
+                    side.append(text)
+                which.append(str(side.index(text)))
+            pairs.append(f"({', '.join(which)}, {score.op.causal})")
+        gate, total = self.value(decays[0].args[0], CHUNK), self.value(decays[2], CHUNK)
+        reads, writes = (", ".join(side) for side in sides)
+        text = f"_scores({gate}, {total}, [{reads}], [{writes}], [{', '.join(pairs)}])"
+        together = self.emit(node, text, 9, CHUNK, plain=False, name="scores")
+        return self.emit(node, f"{self.bind(together, 9)}[{group.index(node)}]", 9, CHUNK, plain=True, fresh=True)
+
+    def _rows(self, x: Node) -> str:
+        """A key row for every token."""
+        text = self.bind(self.value(x, CHUNK), 9)
+        return text if "t" in x.axes else f"{text}[..., None, :].expand(B, H, $N, $C, K)"
+
+    def _inverse(self, node: Node, scope: int) -> str:
+        """(I - L)^-1; only what is below the diagonal is looked at."""
+        lower, negative = self._negated(node.args[0])
+        text = self.value(lower, scope)
+        return self.emit(node, f"_inverse({text if negative else '-' + self.bind(text, 3)})", 9, scope, plain=False)
 
     def spread(self, arg: Node, node: Node, scope: int, binds: int) -> str:
         """The argument of an elementwise operation, broadcast to the axes of `node`."""
-        text = self.value(arg, scope)
-        if self.scopes[arg.index] == NUMBER:
-            return text
         index = _index(self.trail(arg, scope), self.trail(node, scope))
+        if self.scopes[arg.index] == NUMBER:
+            return self.value(arg, scope)
+        if scope == LOOP and index and self.scopes[arg.index] not in (LOOP, AFTER):
+            return self._carry(arg, index)
+        text = self.value(arg, scope)
         return f"{self.bind(text, 9)}[{index}]" if index else self.bind(text, binds)
 
     def _expand(self, node: Node, scope: int) -> str:
         inner = node.args[0]
         extent = {"t": "$C", "s": "$C", "k": "K", "v": "V"}
-        lead = (e if e != "N" else "$N" for e in LEAD.get(scope, CHUNKS))
+        lead = ("$N" if e == "N" else e for e in LEAD.get(scope, CHUNKS))
         shape = ", ".join((*lead, *(extent[a] for a in self.trail(node, scope))))
         if self.scopes[inner.index] == NUMBER:
             text = f"torch.full(({shape}), float({self._number(inner)}), dtype=$dtype, device=$device)"
@@ -328,16 +525,41 @@ class TorchLowering:
             text = f"{self.spread(inner, node, scope, 9)}.expand({shape})"
         return self.emit(node, text, 9, scope, plain=True)
 
-    def _dot(self, node: Node, scope: int) -> str:
+    def _factors(self, node: Node, scope: int, factor: Node | None = None) -> tuple[str, str]:
+        """The operands of a matrix product. What scales a row or a column of both, or comes as `factor`, goes to the one that does not
+        depend on the state."""
         assert isinstance(node.op, Dot)
         left, right, out = split_spec(node.op.spec)
         x, y = node.args
         contracted = next(c for c in left if c in right and c not in out)
         if out[0] not in left:
             left, right, x, y = right, left, y, x
-        first = self.bind(self.value(x, scope), 2 if left == out[0] + contracted else 9)
-        second = self.bind(self.value(y, scope), 3 if right == contracted + out[1] else 9)
-        return f"{first}{'' if left == out[0] + contracted else '.mT'} @ {second}{'' if right == contracted + out[1] else '.mT'}"
+        factors: dict[int, Node | None] = {0: None, 1: None}
+        if factor is not None:
+            taker = next(node.args[i] for i in (0, 1) if self._takes(node, i, factor))
+            factors[0 if taker is x else 1] = factor
+        operands = [x, y]
+        for i, other in ((0, 1), (1, 0)) if scope == LOOP else ():
+            scaled = operands[i]
+            if self.scopes[operands[other].index] == LOOP or not isinstance(scaled.op, Map) or scaled.op.fn != "mul":
+                continue
+            for scale, rest in (scaled.args, scaled.args[::-1]):
+                moves = self.scopes[scale.index] != LOOP and set(scale.axes) <= {contracted} and rest.axes == scaled.axes
+                if moves and self.uses[scaled.index] == 1 and factors[other] is None and self.scopes[scaled.index] == LOOP:
+                    operands[i], factors[other] = rest, scale
+                    break
+        first, second = (self._operand(operands[i], factors[i], scope) for i in (0, 1))
+        plain = (left == out[0] + contracted, right == contracted + out[1])
+        return (
+            self.bind(first, 2) if plain[0] else f"{self.bind(first, 9)}.mT",
+            self.bind(second, 3) if plain[1] else f"{self.bind(second, 9)}.mT",
+        )
+
+    def _operand(self, x: Node, factor: Node | None, scope: int) -> str:
+        if factor is None:
+            return self.value(x, scope)
+        text = f"{self.value(x, CHUNK)} * {self.spread(factor, x, CHUNK, 3)}"
+        return self._slices(self.emit(x, text, 2, CHUNK, plain=False, name="$"), "")
 
     # ---- text
 
@@ -361,10 +583,18 @@ class TorchLowering:
             index, binds = int(match.group(1)), int(match.group(2))
             if not self.inlined(index):
                 return self.statements[index].name
-            inner = self.resolve(self.statements[index].text)
-            return f"({inner})" if self.statements[index].binds < binds else inner
+            inner, own = self.words(index)
+            return f"({inner})" if own < binds else inner
 
         return _REFERENCE.sub(replace, text)
+
+    def words(self, index: int) -> tuple[str, int]:
+        """The text of a statement, in the place of an operand where that may be overwritten, and how strongly it binds."""
+        statement = self.statements[index]
+        for operand, text in statement.overwrites:
+            if self.statements[operand].fresh and self.inlined(operand):
+                return self.resolve(text), 9
+        return self.resolve(statement.text), statement.binds
 
 
 def _index(own: Axes, target: Axes) -> str:

@@ -13,32 +13,25 @@ from torch import Tensor
 def _tiles(x: Tensor, N: int, C: int) -> Tensor:
     """[B, T, H, ...] as N chunks of C tokens, [B, H, N, C, ...]; zero behind the last token."""
     B, T, H = x.shape[:3]
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
+    if N * C > T:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
     return x.reshape(B, N, C, H, *x.shape[3:]).movedim(3, 1).contiguous()
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, V] as [B, T, H, V]."""
-    B, H, N, C, V = x.shape
-    return x.movedim(1, 3).reshape(B, N * C, H, V)[:, :T]
+def _tokens(pieces: list[Tensor], T: int) -> Tensor:
+    """Pieces of a sequence, [B, H, N, C, V] each, as [B, T, H, V]."""
+    x = torch.cat([piece.movedim(1, 3) for piece in pieces], 1)
+    return x.flatten(1, 2)[:, :T].contiguous()
 
 
 def _segment_sum(x: Tensor, axis: int, reverse: bool, exclusive: bool) -> Tensor:
-    """The cumulative sum over an axis. The exclusive form shifts and never subtracts: -inf and -1e9 are as good as -1."""
+    """The cumulative sum over an axis of finite numbers. The exclusive form shifts and never subtracts: -1e9 is as good as -1."""
     if axis == -1:
         if exclusive:
             x = F.pad(x[..., 1:], (0, 1)) if reverse else F.pad(x[..., :-1], (1, 0))
         return x.flip(-1).cumsum(-1).flip(-1) if reverse else x.cumsum(-1)
-    rows = list(x.unbind(axis))  # sums of whole rows are faster than many strided ones
-    if reverse:
-        rows.reverse()
-    if exclusive:
-        rows = [torch.zeros_like(rows[0]), *rows[:-1]]
-    for i in range(1, len(rows)):
-        rows[i] = rows[i] + rows[i - 1]
-    if reverse:
-        rows.reverse()
-    return torch.stack(rows, axis)
+    ones = torch.ones(x.shape[axis], x.shape[axis], dtype=x.dtype, device=x.device)
+    return (ones.triu(int(exclusive)) if reverse else ones.tril(-int(exclusive))) @ x  # of rows, one product is faster than many sums
 
 
 def _upper(x: Tensor, size: int) -> Tensor:
@@ -58,33 +51,46 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
-def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
-    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+def _scores(
+    gate: Tensor, total: Tensor, reads: list[tuple[Tensor, bool]], writes: list[tuple[Tensor, bool]], pairs: list[tuple[int, int, bool]]
+) -> list[Tensor]:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C], for pairs of
+    a read and a write; where the pair says so, a_t . kappa_t at s = t.
 
-    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
-    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    total: the gates' cumulative sum. Beside a read or a write: whether it happens before its token's own decay. Where the decay over half a
+    chunk is small, one product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no
+    exponent is positive.
     """
     B, H, N, C = gate.shape[:4]
-    total = _segment_sum(gate, -2, False, False)
     middle = total[..., C // 2 - 1, None, :]
-    span = 4.0 if gate.dtype == torch.float32 else 60.0  # the exponential of a large number is not precise enough for fp32
+    span = 8.0 if gate.dtype == torch.float32 else 60.0  # the exponential of a large number is not precise enough for fp32
     if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
-        read, write = (_segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before))
-        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
-        return product.tril(-1)
-    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
-    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
-    for size in [1 << i for i in range(C.bit_length() - 1)]:
-        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
-        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
-        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
-    return score
+        grows = {False: (total - middle).exp_()}
+        if any(before for _, before in (*reads, *writes)):
+            grows[True] = torch.cat(((-middle).exp(), grows[False][..., :-1, :]), -2)
+        shrinks = {before: grows[before].reciprocal() for before in dict.fromkeys(before for _, before in writes)}
+        rows, columns = [a * grows[before] for a, before in reads], [kappa * shrinks[before] for kappa, before in writes]
+        scores = [(rows[i] @ columns[j].mT).tril_(-1) for i, j, _ in pairs]
+    else:
+        scores = [torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device) for _ in pairs]
+        for size in [1 << i for i in range(C.bit_length() - 1)]:
+            upper, lower = _upper(gate, size), _lower(gate, size)
+            ahead = {before: _exp(_segment_sum(upper, -2, False, before)) for before in dict.fromkeys(before for _, before in reads)}
+            behind = {before: _exp(_segment_sum(lower, -2, True, not before)) for before in dict.fromkeys(before for _, before in writes)}
+            rows = [_upper(a.expand(gate.shape), size) * ahead[before] for a, before in reads]
+            columns = [_lower(kappa.expand(gate.shape), size) * behind[before] for kappa, before in writes]
+            for score, (i, j, _) in zip(scores, pairs, strict=True):
+                _across(score, size).copy_(rows[i] @ columns[j].mT)
+    for score, (i, j, causal) in zip(scores, pairs, strict=True):
+        if causal:
+            score.diagonal(dim1=-2, dim2=-1).copy_((reads[i][0] * writes[j][0]).sum(-1))
+    return scores
 
 
 def _inverse(L: Tensor) -> Tensor:
-    """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
+    """(I + L)^-1 of strictly lower triangular matrices, by substitution. What stands on the diagonal or above it is not looked at."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(one - L, one.expand_as(L), upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(L, one.expand_as(L), upper=False, unitriangular=True)
     return inverse
 
 
@@ -103,13 +109,20 @@ def _resets(g: Tensor) -> Tensor:
     return (g < -87.0).to(g.dtype)
 
 
+def _exp(x: Tensor) -> Tensor:
+    """exp of a log decay. Where as good as nothing is left it stays a normal number with its full precision: others are slow."""
+    return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
+
+
 def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
-    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp.
+    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp, by what exp makes small at once.
 
     Where read is write the diagonal is 1, and takes no gradient.
     """
-    C, same = read.shape[-1], read is write
-    seen = torch.ones(C, C, dtype=torch.bool, device=read.device).tril(-1 if strict or same else 0)
-    seen = seen & (read_resets[..., :, None] == write_resets[..., None, :])
-    decay = torch.where(seen, read[..., :, None] - write[..., None, :], -torch.inf).exp()
-    return decay + torch.eye(C, dtype=decay.dtype, device=decay.device) if same and not strict else decay
+    C, one = read.shape[-1], not strict and read is write
+    ones = torch.ones(C, C, dtype=read.dtype, device=read.device)
+    log_decay = (read[..., :, None] - write[..., None, :]).add_(ones.triu(0 if strict or one else 1).mul_(-1e30))
+    if bool(write_resets.any()):
+        log_decay.masked_fill_(read_resets[..., :, None] != write_resets[..., None, :], -1e30)
+    decay = F.threshold(_exp(log_decay), 2e-35 if read.dtype == torch.float32 else 1e-299, 0.0)
+    return decay.add_(torch.eye(C, dtype=read.dtype, device=read.device)) if one else decay

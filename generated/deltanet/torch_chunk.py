@@ -9,20 +9,21 @@ from torch import Tensor
 def _tiles(x: Tensor, N: int, C: int) -> Tensor:
     """[B, T, H, ...] as N chunks of C tokens, [B, H, N, C, ...]; zero behind the last token."""
     B, T, H = x.shape[:3]
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
+    if N * C > T:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
     return x.reshape(B, N, C, H, *x.shape[3:]).movedim(3, 1).contiguous()
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, V] as [B, T, H, V]."""
-    B, H, N, C, V = x.shape
-    return x.movedim(1, 3).reshape(B, N * C, H, V)[:, :T]
+def _tokens(pieces: list[Tensor], T: int) -> Tensor:
+    """Pieces of a sequence, [B, H, N, C, V] each, as [B, T, H, V]."""
+    x = torch.cat([piece.movedim(1, 3) for piece in pieces], 1)
+    return x.flatten(1, 2)[:, :T].contiguous()
 
 
 def _inverse(L: Tensor) -> Tensor:
-    """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
+    """(I + L)^-1 of strictly lower triangular matrices, by substitution. What stands on the diagonal or above it is not looked at."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(one - L, one.expand_as(L), upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(L, one.expand_as(L), upper=False, unitriangular=True)
     return inverse
 
 
@@ -40,9 +41,9 @@ def torch_chunk_deltanet(q, k, v, beta, *, scale, initial_state):
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in (q, k, v, beta)) else torch.float32
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
     if initial_state is None:
-        S = torch.zeros(B, H, V, K, dtype=dtype, device=device)
+        S = torch.zeros(B * H, V, K, dtype=dtype, device=device)
     else:
-        S = initial_state.to(dtype).mT  # [B, H, V, K]
+        S = initial_state.to(dtype).mT.flatten(0, 1)  # [B * H, V, K]
     piece = 64 * max(1, 4096 // 64 // max(1, B * H))  # tokens: what fits a cache
     outputs = []
     for q, k, v, beta in zip(
@@ -50,13 +51,13 @@ def torch_chunk_deltanet(q, k, v, beta, *, scale, initial_state):
     ):
         o, S = _piece(q, k, v, beta, S, scale=scale)
         outputs.append(o)
-    return torch.cat(outputs, 1).to(o_dtype), S.mT.contiguous()
+    return _tokens(outputs, T).to(o_dtype), S.unflatten(0, (B, H)).mT.contiguous()
 
 
 def _piece(q, k, v, beta, S, scale):
-    """o [B, T, H, V] and the state [B, H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
+    """o [B, H, N, C, V] and the state [B * H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
     B, T, H = q.shape[:3]
-    V, K = S.shape[2:]
+    V, K = S.shape[1:]
     dtype, device = S.dtype, S.device
     C = 64  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
@@ -64,15 +65,22 @@ def _piece(q, k, v, beta, S, scale):
     k = _tiles(k, N, C)  # [B, H, N, C, K] deltanet.rec:13
     v = _tiles(v, N, C)  # [B, H, N, C, V] deltanet.rec:13
     q = _tiles(q, N, C)  # [B, H, N, C, K] deltanet.rec:14
-    inverse = _inverse((-(beta[..., None, :] * (k @ k.mT))).tril(-1))  # [B, H, N, C, C] deltanet.rec:13
-    P = (q @ k.mT * (beta * scale)[..., None, :]).tril(0)  # [B, H, N, C, C] deltanet.rec:14
+    inverse = _inverse(-(k @ k.mT).mul_(beta[..., None, :]).neg_())  # [B, H, N, C, C] deltanet.rec:13
+    x = k * beta[..., None]  # [B, H, N, C, K] deltanet.rec:13
+    P = (q @ k.mT).mul_((beta * scale)[..., None, :]).tril_(0)  # [B, H, N, C, C] deltanet.rec:14
     states = []
     Us = []
-    for beta_n, inverse_n, v_n, k_n in zip(beta.unbind(2), inverse.unbind(2), v.unbind(2), k.unbind(2), strict=True):
+    for inverse_n, v_n, k_n, x_n in zip(
+        inverse.flatten(0, 1).unbind(1),
+        v.flatten(0, 1).unbind(1),
+        k.flatten(0, 1).unbind(1),
+        x.flatten(0, 1).unbind(1),
+        strict=True,
+    ):
         states.append(S)
-        U = inverse_n @ (v_n - k_n @ S.mT)  # [B, H, C, V] deltanet.rec:13
+        U = inverse_n @ torch.baddbmm(v_n, k_n, S.mT, alpha=-1)  # [B * H, C, V] deltanet.rec:13
         Us.append(U)
-        S = S + (beta_n[..., None] * U).mT @ k_n  # [B, H, V, K]
-    states = torch.stack(states, 2)  # [B, H, N, ...]
-    Us = torch.stack(Us, 2)  # [B, H, N, ...]
-    return _tokens(scale * (q @ states.mT) + P @ Us, T), S
+        S = torch.baddbmm(S, U.mT, x_n)  # [B * H, V, K]
+    states = torch.stack(states, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    Us = torch.stack(Us, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    return (q @ states.mT).mul_(scale).add_(P @ Us), S

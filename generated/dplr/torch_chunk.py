@@ -9,32 +9,27 @@ from torch import Tensor
 def _tiles(x: Tensor, N: int, C: int) -> Tensor:
     """[B, T, H, ...] as N chunks of C tokens, [B, H, N, C, ...]; zero behind the last token."""
     B, T, H = x.shape[:3]
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
+    if N * C > T:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
     return x.reshape(B, N, C, H, *x.shape[3:]).movedim(3, 1).contiguous()
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, V] as [B, T, H, V]."""
-    B, H, N, C, V = x.shape
-    return x.movedim(1, 3).reshape(B, N * C, H, V)[:, :T]
+def _tokens(pieces: list[Tensor], T: int) -> Tensor:
+    """Pieces of a sequence, [B, H, N, C, V] each, as [B, T, H, V]."""
+    x = torch.cat([piece.movedim(1, 3) for piece in pieces], 1)
+    return x.flatten(1, 2)[:, :T].contiguous()
 
 
 def _segment_sum(x: Tensor, axis: int, reverse: bool, exclusive: bool) -> Tensor:
-    """The cumulative sum over an axis. The exclusive form shifts and never subtracts: -inf and -1e9 are as good as -1."""
+    """The cumulative sum over an axis of finite numbers. The exclusive form shifts and never subtracts: -1e9 is as good as -1."""
     if axis == -1:
         if exclusive:
             x = F.pad(x[..., 1:], (0, 1)) if reverse else F.pad(x[..., :-1], (1, 0))
         return x.flip(-1).cumsum(-1).flip(-1) if reverse else x.cumsum(-1)
-    rows = list(x.unbind(axis))  # sums of whole rows are faster than many strided ones
-    if reverse:
-        rows.reverse()
-    if exclusive:
-        rows = [torch.zeros_like(rows[0]), *rows[:-1]]
-    for i in range(1, len(rows)):
-        rows[i] = rows[i] + rows[i - 1]
-    if reverse:
-        rows.reverse()
-    return torch.stack(rows, axis)
+    ones = torch.ones(x.shape[axis], x.shape[axis], dtype=x.dtype, device=x.device)
+    return (
+        ones.triu(int(exclusive)) if reverse else ones.tril(-int(exclusive))
+    ) @ x  # of rows, one product is faster than many sums
 
 
 def _upper(x: Tensor, size: int) -> Tensor:
@@ -54,38 +49,67 @@ def _across(x: Tensor, size: int) -> Tensor:
     return blocks.select(7, 0).select(4, 1).diagonal(dim1=3, dim2=5).movedim(-1, 3)
 
 
-def _score(a: Tensor, kappa: Tensor, gate: Tensor, read_before: bool, write_before: bool) -> Tensor:
-    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C].
+def _scores(
+    gate: Tensor,
+    total: Tensor,
+    reads: list[tuple[Tensor, bool]],
+    writes: list[tuple[Tensor, bool]],
+    pairs: list[tuple[int, int, bool]],
+) -> list[Tensor]:
+    """a_t . exp(the log decay between) kappa_s at s < t, each channel with its own: [B, H, N, C, K] thrice -> [B, H, N, C, C], for pairs of
+    a read and a write; where the pair says so, a_t . kappa_t at s = t.
 
-    read_before, write_before: whether a token reads, or is written, before its own decay. Where the decay over half a chunk is small, one
-    product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no exponent is positive.
+    total: the gates' cumulative sum. Beside a read or a write: whether it happens before its token's own decay. Where the decay over half a
+    chunk is small, one product around the chunk's middle; else halves of halves, the pairs across the middle of a block around it: no
+    exponent is positive.
     """
     B, H, N, C = gate.shape[:4]
-    total = _segment_sum(gate, -2, False, False)
     middle = total[..., C // 2 - 1, None, :]
     span = (
-        4.0 if gate.dtype == torch.float32 else 60.0
+        8.0 if gate.dtype == torch.float32 else 60.0
     )  # the exponential of a large number is not precise enough for fp32
     if bool((torch.maximum(-middle, middle - total[..., -1:, :]) <= span).all()):
-        read, write = (
-            _segment_sum(gate, -2, False, True) if before else total for before in (read_before, write_before)
+        grows = {False: (total - middle).exp_()}
+        if any(before for _, before in (*reads, *writes)):
+            grows[True] = torch.cat(((-middle).exp(), grows[False][..., :-1, :]), -2)
+        shrinks = {before: grows[before].reciprocal() for before in dict.fromkeys(before for _, before in writes)}
+        rows, columns = (
+            [a * grows[before] for a, before in reads],
+            [kappa * shrinks[before] for kappa, before in writes],
         )
-        product: Tensor = (a * (read - middle).exp()) @ (kappa * (middle - write).exp()).mT
-        return product.tril(-1)
-    score = torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device)
-    a, kappa = a.expand(gate.shape), kappa.expand(gate.shape)
-    for size in [1 << i for i in range(C.bit_length() - 1)]:
-        read = _segment_sum(_upper(gate, size), -2, False, read_before).exp()
-        write = _segment_sum(_lower(gate, size), -2, True, not write_before).exp()
-        _across(score, size).copy_((_upper(a, size) * read) @ (_lower(kappa, size) * write).mT)
-    return score
+        scores = [(rows[i] @ columns[j].mT).tril_(-1) for i, j, _ in pairs]
+    else:
+        scores = [torch.zeros(B, H, N, C, C, dtype=gate.dtype, device=gate.device) for _ in pairs]
+        for size in [1 << i for i in range(C.bit_length() - 1)]:
+            upper, lower = _upper(gate, size), _lower(gate, size)
+            ahead = {
+                before: _exp(_segment_sum(upper, -2, False, before))
+                for before in dict.fromkeys(before for _, before in reads)
+            }
+            behind = {
+                before: _exp(_segment_sum(lower, -2, True, not before))
+                for before in dict.fromkeys(before for _, before in writes)
+            }
+            rows = [_upper(a.expand(gate.shape), size) * ahead[before] for a, before in reads]
+            columns = [_lower(kappa.expand(gate.shape), size) * behind[before] for kappa, before in writes]
+            for score, (i, j, _) in zip(scores, pairs, strict=True):
+                _across(score, size).copy_(rows[i] @ columns[j].mT)
+    for score, (i, j, causal) in zip(scores, pairs, strict=True):
+        if causal:
+            score.diagonal(dim1=-2, dim2=-1).copy_((reads[i][0] * writes[j][0]).sum(-1))
+    return scores
 
 
 def _inverse(L: Tensor) -> Tensor:
-    """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
+    """(I + L)^-1 of strictly lower triangular matrices, by substitution. What stands on the diagonal or above it is not looked at."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(one - L, one.expand_as(L), upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(L, one.expand_as(L), upper=False, unitriangular=True)
     return inverse
+
+
+def _exp(x: Tensor) -> Tensor:
+    """exp of a log decay. Where as good as nothing is left it stays a normal number with its full precision: others are slow."""
+    return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
 
 
 def torch_chunk_dplr(q, k, v, a, b, g, *, scale, initial_state):
@@ -101,9 +125,9 @@ def torch_chunk_dplr(q, k, v, a, b, g, *, scale, initial_state):
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in (q, k, v, a, b, g)) else torch.float32
     q, k, v, a, b, g = (x.to(dtype) for x in (q, k, v, a, b, g))
     if initial_state is None:
-        S = torch.zeros(B, H, V, K, dtype=dtype, device=device)
+        S = torch.zeros(B * H, V, K, dtype=dtype, device=device)
     else:
-        S = initial_state.to(dtype).mT  # [B, H, V, K]
+        S = initial_state.to(dtype).mT.flatten(0, 1)  # [B * H, V, K]
     piece = 32 * max(1, 4096 // 32 // max(1, B * H))  # tokens: what fits a cache
     outputs = []
     for q, k, v, a, b, g in zip(
@@ -117,53 +141,55 @@ def torch_chunk_dplr(q, k, v, a, b, g, *, scale, initial_state):
     ):
         o, S = _piece(q, k, v, a, b, g, S, scale=scale)
         outputs.append(o)
-    return torch.cat(outputs, 1).to(o_dtype), S.mT.contiguous()
+    return _tokens(outputs, T).to(o_dtype), S.unflatten(0, (B, H)).mT.contiguous()
 
 
 def _piece(q, k, v, a, b, g, S, scale):
-    """o [B, T, H, V] and the state [B, H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
+    """o [B, H, N, C, V] and the state [B * H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
     B, T, H = q.shape[:3]
-    V, K = S.shape[2:]
+    V, K = S.shape[1:]
     dtype, device = S.dtype, S.device
     C = 32  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
     x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C, K] dplr.rec:14
-    x2 = _tiles((b * q).sum(-1), N, C)  # [B, H, N, C] dplr.rec:15
-    x3 = _tiles((k * q).sum(-1), N, C)  # [B, H, N, C] dplr.rec:15
+    v = _tiles(v, N, C)  # [B, H, N, C, V] dplr.rec:14
+    k = _tiles(k, N, C)  # [B, H, N, C, K] dplr.rec:14
     a = _tiles(a, N, C)  # [B, H, N, C, K] dplr.rec:14
     b = _tiles(b, N, C)  # [B, H, N, C, K] dplr.rec:14
-    k = _tiles(k, N, C)  # [B, H, N, C, K] dplr.rec:14
-    v = _tiles(v, N, C)  # [B, H, N, C, V] dplr.rec:14
     q = _tiles(q, N, C)  # [B, H, N, C, K] dplr.rec:15
-    decay_all = x.sum(-2).exp()  # [B, H, N, K] dplr.rec:15
-    score_a1_w1 = _score(a, b, x, True, False)  # [B, H, N, C, C] dplr.rec:14
-    inverse1 = _inverse(score_a1_w1)  # [B, H, N, C, C] dplr.rec:14
-    a1_in = a * _segment_sum(x, -2, False, True).exp()  # [B, H, N, C, K] dplr.rec:14
-    score_a1_w2 = _score(a, k, x, True, False)  # [B, H, N, C, C] dplr.rec:14
-    x4 = score_a1_w2 @ v  # [B, H, N, C, V] dplr.rec:14
-    decay_out = _segment_sum(x, -2, True, True).exp()  # [B, H, N, C, K] dplr.rec:14
+    decay_out = _exp(_segment_sum(x, -2, True, True))  # [B, H, N, C, K] dplr.rec:14
+    x2 = v.mT @ (k * decay_out)  # [B, H, N, V, K] dplr.rec:14
+    G = _segment_sum(x, -2, False, False)  # [B, H, N, C, K] dplr.rec:14
+    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] dplr.rec:15
+    scores = _scores(
+        x,
+        G,
+        [(a, True), (q, False)],
+        [(k, False), (b, False)],
+        [(0, 0, False), (0, 1, False), (1, 1, True), (1, 0, True)],
+    )  # [B, H, N, C, C] dplr.rec:14
+    inverse1 = _inverse(-scores[1])  # [B, H, N, C, C] dplr.rec:14
+    x3 = scores[0] @ v  # [B, H, N, C, V] dplr.rec:14
+    a1_in = a * _exp(_segment_sum(x, -2, False, True))  # [B, H, N, C, K] dplr.rec:14
     w1_out = b * decay_out  # [B, H, N, C, K] dplr.rec:14
-    x5 = v.mT @ (k * decay_out)  # [B, H, N, V, K] dplr.rec:14
-    x6 = q * _segment_sum(x, -2, False, False).exp()  # [B, H, N, C, K] dplr.rec:15
-    x7 = _score(q, b, x, False, False)  # [B, H, N, C, C] dplr.rec:15
-    score_q_w1 = x7 + torch.diag_embed(x2)  # [B, H, N, C, C] dplr.rec:15
-    x8 = _score(q, k, x, False, False)  # [B, H, N, C, C] dplr.rec:15
-    x9 = scale * ((x8 + torch.diag_embed(x3)) @ v)  # [B, H, N, C, V] dplr.rec:15
+    x4 = q * _exp(G)  # [B, H, N, C, K] dplr.rec:15
+    score_q_w1 = scores[2]  # [B, H, N, C, C] dplr.rec:15
+    x5 = scores[3] @ v  # [B, H, N, C, V] dplr.rec:15
     states = []
     U1s = []
-    for decay_all_n, inverse1_n, a1_in_n, x_n, w1_out_n, x_n2 in zip(
-        decay_all.unbind(2),
-        inverse1.unbind(2),
-        a1_in.unbind(2),
-        x4.unbind(2),
-        w1_out.unbind(2),
-        x5.unbind(2),
+    for x_n, decay_all_n, inverse1_n, x_n2, a1_in_n, w1_out_n in zip(
+        x2.flatten(0, 1).unbind(1),
+        decay_all[..., None, :].flatten(0, 1).unbind(1),
+        inverse1.flatten(0, 1).unbind(1),
+        x3.flatten(0, 1).unbind(1),
+        a1_in.flatten(0, 1).unbind(1),
+        w1_out.flatten(0, 1).unbind(1),
         strict=True,
     ):
         states.append(S)
-        U1 = inverse1_n @ (a1_in_n @ S.mT + x_n)  # [B, H, C, V] dplr.rec:14
+        U1 = inverse1_n @ torch.baddbmm(x_n2, a1_in_n, S.mT)  # [B * H, C, V] dplr.rec:14
         U1s.append(U1)
-        S = S * decay_all_n[..., None, :] + U1.mT @ w1_out_n + x_n2  # [B, H, V, K]
-    states = torch.stack(states, 2)  # [B, H, N, ...]
-    U1s = torch.stack(U1s, 2)  # [B, H, N, ...]
-    return _tokens(scale * (x6 @ states.mT) + scale * (score_q_w1 @ U1s) + x9, T), S
+        S = torch.addcmul(x_n, S, decay_all_n).baddbmm_(U1.mT, w1_out_n)  # [B * H, V, K]
+    states = torch.stack(states, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    U1s = torch.stack(U1s, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    return (x4 @ states.mT).add_(score_q_w1 @ U1s).add_(x5).mul_(scale), S

@@ -9,38 +9,33 @@ from torch import Tensor
 def _tiles(x: Tensor, N: int, C: int) -> Tensor:
     """[B, T, H, ...] as N chunks of C tokens, [B, H, N, C, ...]; zero behind the last token."""
     B, T, H = x.shape[:3]
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
+    if N * C > T:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
     return x.reshape(B, N, C, H, *x.shape[3:]).movedim(3, 1).contiguous()
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, V] as [B, T, H, V]."""
-    B, H, N, C, V = x.shape
-    return x.movedim(1, 3).reshape(B, N * C, H, V)[:, :T]
+def _tokens(pieces: list[Tensor], T: int) -> Tensor:
+    """Pieces of a sequence, [B, H, N, C, V] each, as [B, T, H, V]."""
+    x = torch.cat([piece.movedim(1, 3) for piece in pieces], 1)
+    return x.flatten(1, 2)[:, :T].contiguous()
 
 
 def _segment_sum(x: Tensor, axis: int, reverse: bool, exclusive: bool) -> Tensor:
-    """The cumulative sum over an axis. The exclusive form shifts and never subtracts: -inf and -1e9 are as good as -1."""
+    """The cumulative sum over an axis of finite numbers. The exclusive form shifts and never subtracts: -1e9 is as good as -1."""
     if axis == -1:
         if exclusive:
             x = F.pad(x[..., 1:], (0, 1)) if reverse else F.pad(x[..., :-1], (1, 0))
         return x.flip(-1).cumsum(-1).flip(-1) if reverse else x.cumsum(-1)
-    rows = list(x.unbind(axis))  # sums of whole rows are faster than many strided ones
-    if reverse:
-        rows.reverse()
-    if exclusive:
-        rows = [torch.zeros_like(rows[0]), *rows[:-1]]
-    for i in range(1, len(rows)):
-        rows[i] = rows[i] + rows[i - 1]
-    if reverse:
-        rows.reverse()
-    return torch.stack(rows, axis)
+    ones = torch.ones(x.shape[axis], x.shape[axis], dtype=x.dtype, device=x.device)
+    return (
+        ones.triu(int(exclusive)) if reverse else ones.tril(-int(exclusive))
+    ) @ x  # of rows, one product is faster than many sums
 
 
 def _inverse(L: Tensor) -> Tensor:
-    """(I - L)^-1 of strictly lower triangular matrices, by substitution."""
+    """(I + L)^-1 of strictly lower triangular matrices, by substitution. What stands on the diagonal or above it is not looked at."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse: Tensor = torch.linalg.solve_triangular(one - L, one.expand_as(L), upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(L, one.expand_as(L), upper=False, unitriangular=True)
     return inverse
 
 
@@ -53,16 +48,23 @@ def _resets(g: Tensor) -> Tensor:
     return (g < -87.0).to(g.dtype)
 
 
+def _exp(x: Tensor) -> Tensor:
+    """exp of a log decay. Where as good as nothing is left it stays a normal number with its full precision: others are slow."""
+    return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
+
+
 def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
-    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp.
+    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp, by what exp makes small at once.
 
     Where read is write the diagonal is 1, and takes no gradient.
     """
-    C, same = read.shape[-1], read is write
-    seen = torch.ones(C, C, dtype=torch.bool, device=read.device).tril(-1 if strict or same else 0)
-    seen = seen & (read_resets[..., :, None] == write_resets[..., None, :])
-    decay = torch.where(seen, read[..., :, None] - write[..., None, :], -torch.inf).exp()
-    return decay + torch.eye(C, dtype=decay.dtype, device=decay.device) if same and not strict else decay
+    C, one = read.shape[-1], not strict and read is write
+    ones = torch.ones(C, C, dtype=read.dtype, device=read.device)
+    log_decay = (read[..., :, None] - write[..., None, :]).add_(ones.triu(0 if strict or one else 1).mul_(-1e30))
+    if bool(write_resets.any()):
+        log_decay.masked_fill_(read_resets[..., :, None] != write_resets[..., None, :], -1e30)
+    decay = F.threshold(_exp(log_decay), 2e-35 if read.dtype == torch.float32 else 1e-299, 0.0)
+    return decay.add_(torch.eye(C, dtype=read.dtype, device=read.device)) if one else decay
 
 
 def torch_chunk_gated_deltanet(q, k, v, g, beta, *, scale, initial_state):
@@ -80,9 +82,9 @@ def torch_chunk_gated_deltanet(q, k, v, g, beta, *, scale, initial_state):
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in (q, k, v, g, beta)) else torch.float32
     q, k, v, g, beta = (x.to(dtype) for x in (q, k, v, g, beta))
     if initial_state is None:
-        S = torch.zeros(B, H, V, K, dtype=dtype, device=device)
+        S = torch.zeros(B * H, V, K, dtype=dtype, device=device)
     else:
-        S = initial_state.to(dtype).mT  # [B, H, V, K]
+        S = initial_state.to(dtype).mT.flatten(0, 1)  # [B * H, V, K]
     piece = 64 * max(1, 4096 // 64 // max(1, B * H))  # tokens: what fits a cache
     outputs = []
     for q, k, v, g, beta in zip(
@@ -90,50 +92,48 @@ def torch_chunk_gated_deltanet(q, k, v, g, beta, *, scale, initial_state):
     ):
         o, S = _piece(q, k, v, g, beta, S, scale=scale)
         outputs.append(o)
-    return torch.cat(outputs, 1).to(o_dtype), S.mT.contiguous()
+    return _tokens(outputs, T).to(o_dtype), S.unflatten(0, (B, H)).mT.contiguous()
 
 
 def _piece(q, k, v, g, beta, S, scale):
-    """o [B, T, H, V] and the state [B, H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
+    """o [B, H, N, C, V] and the state [B * H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
     B, T, H = q.shape[:3]
-    V, K = S.shape[2:]
+    V, K = S.shape[1:]
     dtype, device = S.dtype, S.device
     C = 64  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
     x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C] gated_deltanet.rec:14
     x2 = _tiles(_finite(g), N, C)  # [B, H, N, C] gated_deltanet.rec:14
     x3 = _tiles(_resets(g), N, C)  # [B, H, N, C] gated_deltanet.rec:14
-    beta = _tiles(beta, N, C)  # [B, H, N, C] gated_deltanet.rec:14
     k = _tiles(k, N, C)  # [B, H, N, C, K] gated_deltanet.rec:14
+    beta = _tiles(beta, N, C)  # [B, H, N, C] gated_deltanet.rec:14
     v = _tiles(v, N, C)  # [B, H, N, C, V] gated_deltanet.rec:14
     q = _tiles(q, N, C)  # [B, H, N, C, K] gated_deltanet.rec:15
-    decay_all = x.sum(-1).exp()  # [B, H, N] gated_deltanet.rec:15
+    decay_all = _exp(x.sum(-1))  # [B, H, N] gated_deltanet.rec:15
     D = _segment_sum(x2, -1, False, False)  # [B, H, N, C] gated_deltanet.rec:14
     R = _segment_sum(x3, -1, False, False)  # [B, H, N, C] gated_deltanet.rec:14
     decay = _decay(D, R, D, R, False)  # [B, H, N, C, C] gated_deltanet.rec:14
-    inverse = _inverse(-(decay.tril(-1) * (beta[..., None, :] * (k @ k.mT))))  # [B, H, N, C, C] gated_deltanet.rec:14
-    decay_in = _segment_sum(x, -1, False, False).exp()  # [B, H, N, C] gated_deltanet.rec:14
-    decay_out = _segment_sum(x, -1, True, True).exp()  # [B, H, N, C] gated_deltanet.rec:14
-    x4 = decay_in * scale  # [B, H, N, C] gated_deltanet.rec:15
-    x5 = decay * (q @ k.mT)  # [B, H, N, C, C] gated_deltanet.rec:15
+    inverse = _inverse((k @ k.mT).mul_(decay).mul_(beta[..., None, :]))  # [B, H, N, C, C] gated_deltanet.rec:14
+    x4 = inverse * beta[..., None]  # [B, H, N, C, C] gated_deltanet.rec:14
+    decay_in = _exp(_segment_sum(x, -1, False, False))  # [B, H, N, C] gated_deltanet.rec:14
+    x5 = k * decay_in[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14
+    x6 = k * _exp(_segment_sum(x, -1, True, True))[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14
+    x7 = decay_in * scale  # [B, H, N, C] gated_deltanet.rec:15
+    score_q_w = (q @ k.mT).mul_(decay)  # [B, H, N, C, C] gated_deltanet.rec:15
     states = []
     rows = []
-    for decay_all_n, beta_n, inverse_n, v_n, decay_in_n, k_n, decay_out_n in zip(
-        decay_all.unbind(2),
-        beta.unbind(2),
-        inverse.unbind(2),
-        v.unbind(2),
-        decay_in.unbind(2),
-        k.unbind(2),
-        decay_out.unbind(2),
+    for decay_all_n, x_n, v_n, x_n2, x_n3 in zip(
+        decay_all[..., None, None].flatten(0, 1).unbind(1),
+        x4.flatten(0, 1).unbind(1),
+        v.flatten(0, 1).unbind(1),
+        x5.flatten(0, 1).unbind(1),
+        x6.flatten(0, 1).unbind(1),
         strict=True,
     ):
         states.append(S)
-        x6 = beta_n[..., None] * (
-            inverse_n @ (v_n - decay_in_n[..., None] * (k_n @ S.mT))
-        )  # [B, H, C, V] gated_deltanet.rec:15
-        rows.append(x6)
-        S = S * decay_all_n[..., None, None] + (x6 * decay_out_n[..., None]).mT @ k_n  # [B, H, V, K]
-    states = torch.stack(states, 2)  # [B, H, N, ...]
-    rows = torch.stack(rows, 2)  # [B, H, N, ...]
-    return _tokens(q @ states.mT * x4[..., None] + scale * (x5 @ rows), T), S
+        x8 = x_n @ torch.baddbmm(v_n, x_n2, S.mT, alpha=-1)  # [B * H, C, V] gated_deltanet.rec:15
+        rows.append(x8)
+        S = (S * decay_all_n).baddbmm_(x8.mT, x_n3)  # [B * H, V, K]
+    states = torch.stack(states, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    rows = torch.stack(rows, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    return (q @ states.mT).mul_(x7[..., None]).add_((score_q_w @ rows).mul_(scale)), S

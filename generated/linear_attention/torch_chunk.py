@@ -9,14 +9,15 @@ from torch import Tensor
 def _tiles(x: Tensor, N: int, C: int) -> Tensor:
     """[B, T, H, ...] as N chunks of C tokens, [B, H, N, C, ...]; zero behind the last token."""
     B, T, H = x.shape[:3]
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
+    if N * C > T:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
     return x.reshape(B, N, C, H, *x.shape[3:]).movedim(3, 1).contiguous()
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, V] as [B, T, H, V]."""
-    B, H, N, C, V = x.shape
-    return x.movedim(1, 3).reshape(B, N * C, H, V)[:, :T]
+def _tokens(pieces: list[Tensor], T: int) -> Tensor:
+    """Pieces of a sequence, [B, H, N, C, V] each, as [B, T, H, V]."""
+    x = torch.cat([piece.movedim(1, 3) for piece in pieces], 1)
+    return x.flatten(1, 2)[:, :T].contiguous()
 
 
 def torch_chunk_linear_attention(q, k, v, *, scale, initial_state):
@@ -32,21 +33,21 @@ def torch_chunk_linear_attention(q, k, v, *, scale, initial_state):
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in (q, k, v)) else torch.float32
     q, k, v = (x.to(dtype) for x in (q, k, v))
     if initial_state is None:
-        S = torch.zeros(B, H, V, K, dtype=dtype, device=device)
+        S = torch.zeros(B * H, V, K, dtype=dtype, device=device)
     else:
-        S = initial_state.to(dtype).mT  # [B, H, V, K]
+        S = initial_state.to(dtype).mT.flatten(0, 1)  # [B * H, V, K]
     piece = 64 * max(1, 4096 // 64 // max(1, B * H))  # tokens: what fits a cache
     outputs = []
     for q, k, v in zip(q.split(piece, 1), k.split(piece, 1), v.split(piece, 1), strict=True):
         o, S = _piece(q, k, v, S, scale=scale)
         outputs.append(o)
-    return torch.cat(outputs, 1).to(o_dtype), S.mT.contiguous()
+    return _tokens(outputs, T).to(o_dtype), S.unflatten(0, (B, H)).mT.contiguous()
 
 
 def _piece(q, k, v, S, scale):
-    """o [B, T, H, V] and the state [B, H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
+    """o [B, H, N, C, V] and the state [B * H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
     B, T, H = q.shape[:3]
-    V, K = S.shape[2:]
+    V, K = S.shape[1:]
     dtype, device = S.dtype, S.device
     C = 64  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
@@ -54,10 +55,10 @@ def _piece(q, k, v, S, scale):
     k = _tiles(k, N, C)  # [B, H, N, C, K] linear_attention.rec:11
     q = _tiles(q, N, C)  # [B, H, N, C, K] linear_attention.rec:11
     x = v.mT @ k  # [B, H, N, V, K] linear_attention.rec:10
-    x2 = (scale * (q @ k.mT)).tril(0) @ v  # [B, H, N, C, V] linear_attention.rec:11
+    x2 = (q @ k.mT).mul_(scale).tril_(0) @ v  # [B, H, N, C, V] linear_attention.rec:11
     states = []
-    for x_n in x.unbind(2):
+    for x_n in x.flatten(0, 1).unbind(1):
         states.append(S)
-        S = S + x_n  # [B, H, V, K]
-    states = torch.stack(states, 2)  # [B, H, N, ...]
-    return _tokens(scale * (q @ states.mT) + x2, T), S
+        S = S + x_n  # [B * H, V, K]
+    states = torch.stack(states, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    return (q @ states.mT).mul_(scale).add_(x2), S

@@ -9,32 +9,27 @@ from torch import Tensor
 def _tiles(x: Tensor, N: int, C: int) -> Tensor:
     """[B, T, H, ...] as N chunks of C tokens, [B, H, N, C, ...]; zero behind the last token."""
     B, T, H = x.shape[:3]
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
+    if N * C > T:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, N * C - T))
     return x.reshape(B, N, C, H, *x.shape[3:]).movedim(3, 1).contiguous()
 
 
-def _tokens(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, V] as [B, T, H, V]."""
-    B, H, N, C, V = x.shape
-    return x.movedim(1, 3).reshape(B, N * C, H, V)[:, :T]
+def _tokens(pieces: list[Tensor], T: int) -> Tensor:
+    """Pieces of a sequence, [B, H, N, C, V] each, as [B, T, H, V]."""
+    x = torch.cat([piece.movedim(1, 3) for piece in pieces], 1)
+    return x.flatten(1, 2)[:, :T].contiguous()
 
 
 def _segment_sum(x: Tensor, axis: int, reverse: bool, exclusive: bool) -> Tensor:
-    """The cumulative sum over an axis. The exclusive form shifts and never subtracts: -inf and -1e9 are as good as -1."""
+    """The cumulative sum over an axis of finite numbers. The exclusive form shifts and never subtracts: -1e9 is as good as -1."""
     if axis == -1:
         if exclusive:
             x = F.pad(x[..., 1:], (0, 1)) if reverse else F.pad(x[..., :-1], (1, 0))
         return x.flip(-1).cumsum(-1).flip(-1) if reverse else x.cumsum(-1)
-    rows = list(x.unbind(axis))  # sums of whole rows are faster than many strided ones
-    if reverse:
-        rows.reverse()
-    if exclusive:
-        rows = [torch.zeros_like(rows[0]), *rows[:-1]]
-    for i in range(1, len(rows)):
-        rows[i] = rows[i] + rows[i - 1]
-    if reverse:
-        rows.reverse()
-    return torch.stack(rows, axis)
+    ones = torch.ones(x.shape[axis], x.shape[axis], dtype=x.dtype, device=x.device)
+    return (
+        ones.triu(int(exclusive)) if reverse else ones.tril(-int(exclusive))
+    ) @ x  # of rows, one product is faster than many sums
 
 
 def _finite(g: Tensor) -> Tensor:
@@ -46,16 +41,23 @@ def _resets(g: Tensor) -> Tensor:
     return (g < -87.0).to(g.dtype)
 
 
+def _exp(x: Tensor) -> Tensor:
+    """exp of a log decay. Where as good as nothing is left it stays a normal number with its full precision: others are slow."""
+    return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
+
+
 def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
-    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp.
+    """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp, by what exp makes small at once.
 
     Where read is write the diagonal is 1, and takes no gradient.
     """
-    C, same = read.shape[-1], read is write
-    seen = torch.ones(C, C, dtype=torch.bool, device=read.device).tril(-1 if strict or same else 0)
-    seen = seen & (read_resets[..., :, None] == write_resets[..., None, :])
-    decay = torch.where(seen, read[..., :, None] - write[..., None, :], -torch.inf).exp()
-    return decay + torch.eye(C, dtype=decay.dtype, device=decay.device) if same and not strict else decay
+    C, one = read.shape[-1], not strict and read is write
+    ones = torch.ones(C, C, dtype=read.dtype, device=read.device)
+    log_decay = (read[..., :, None] - write[..., None, :]).add_(ones.triu(0 if strict or one else 1).mul_(-1e30))
+    if bool(write_resets.any()):
+        log_decay.masked_fill_(read_resets[..., :, None] != write_resets[..., None, :], -1e30)
+    decay = F.threshold(_exp(log_decay), 2e-35 if read.dtype == torch.float32 else 1e-299, 0.0)
+    return decay.add_(torch.eye(C, dtype=read.dtype, device=read.device)) if one else decay
 
 
 def torch_chunk_retention(q, k, v, log_gamma, *, scale, initial_state):
@@ -72,21 +74,21 @@ def torch_chunk_retention(q, k, v, log_gamma, *, scale, initial_state):
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in (q, k, v, log_gamma)) else torch.float32
     q, k, v, log_gamma = (x.to(dtype) for x in (q, k, v, log_gamma))
     if initial_state is None:
-        S = torch.zeros(B, H, V, K, dtype=dtype, device=device)
+        S = torch.zeros(B * H, V, K, dtype=dtype, device=device)
     else:
-        S = initial_state.to(dtype).mT  # [B, H, V, K]
+        S = initial_state.to(dtype).mT.flatten(0, 1)  # [B * H, V, K]
     piece = 64 * max(1, 4096 // 64 // max(1, B * H))  # tokens: what fits a cache
     outputs = []
     for q, k, v in zip(q.split(piece, 1), k.split(piece, 1), v.split(piece, 1), strict=True):
         o, S = _piece(q, k, v, log_gamma, S, scale=scale)
         outputs.append(o)
-    return torch.cat(outputs, 1).to(o_dtype), S.mT.contiguous()
+    return _tokens(outputs, T).to(o_dtype), S.unflatten(0, (B, H)).mT.contiguous()
 
 
 def _piece(q, k, v, log_gamma, S, scale):
-    """o [B, T, H, V] and the state [B, H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
+    """o [B, H, N, C, V] and the state [B * H, V, K] after T tokens: N chunks of C tokens, the last one padded."""
     B, T, H = q.shape[:3]
-    V, K = S.shape[2:]
+    V, K = S.shape[1:]
     dtype, device = S.dtype, S.device
     C = 64  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
@@ -97,16 +99,18 @@ def _piece(q, k, v, log_gamma, S, scale):
     v = _tiles(v, N, C)  # [B, H, N, C, V] retention.rec:12
     k = _tiles(k, N, C)  # [B, H, N, C, K] retention.rec:13
     q = _tiles(q, N, C)  # [B, H, N, C, K] retention.rec:13
-    decay_all = x2.sum(-1).exp()  # [B, H, N] retention.rec:13
-    x5 = (v * _segment_sum(x2, -1, True, True).exp()[..., None]).mT @ k  # [B, H, N, V, K] retention.rec:12
-    x6 = scale * _segment_sum(x2, -1, False, False).exp()  # [B, H, N, C] retention.rec:13
+    x5 = (v * _exp(_segment_sum(x2, -1, True, True))[..., None]).mT @ k  # [B, H, N, V, K] retention.rec:12
+    decay_all = _exp(x2.sum(-1))  # [B, H, N] retention.rec:13
+    x6 = scale * _exp(_segment_sum(x2, -1, False, False))  # [B, H, N, C] retention.rec:13
     D = _segment_sum(x3, -1, False, False)  # [B, H, N, C] retention.rec:13
     R = _segment_sum(x4, -1, False, False)  # [B, H, N, C] retention.rec:13
     decay = _decay(D, R, D, R, False)  # [B, H, N, C, C] retention.rec:13
-    x7 = scale * (decay * (q @ k.mT) @ v)  # [B, H, N, C, V] retention.rec:13
+    x7 = ((q @ k.mT).mul_(decay) @ v).mul_(scale)  # [B, H, N, C, V] retention.rec:13
     states = []
-    for decay_all_n, x_n in zip(decay_all.unbind(2), x5.unbind(2), strict=True):
+    for x_n, decay_all_n in zip(
+        x5.flatten(0, 1).unbind(1), decay_all[..., None, None].flatten(0, 1).unbind(1), strict=True
+    ):
         states.append(S)
-        S = S * decay_all_n[..., None, None] + x_n  # [B, H, V, K]
-    states = torch.stack(states, 2)  # [B, H, N, ...]
-    return _tokens(q @ states.mT * x6[..., None] + x7, T), S
+        S = torch.addcmul(x_n, S, decay_all_n)  # [B * H, V, K]
+    states = torch.stack(states, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    return (q @ states.mT).mul_(x6[..., None]).add_(x7), S
