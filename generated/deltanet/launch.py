@@ -265,19 +265,19 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     C = 64 if itemsize == 2 else 32
     BK, BV = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(V))
     if facts.walk == "parallel":
-        light = facts.dots == 1 or facts.tk <= 2  # few tiles at a time
-        width = min(BK, 32) if facts.channels or facts.dots > 6 else min(BK, 128 if facts.dots <= 1 and light else 64)
-        if facts.dots > 1:  # two passes at least, so that one loads while the other computes
+        width = min(BK, 32) if facts.channels or facts.dots > 6 else min(BK, 128 if facts.dots == 1 else 64)
+        if facts.dots != 1:  # two passes at least, so that one loads while the other computes
             width = max(16, min(width, BK // 2))
         fixed = (facts.tv * C * BV + facts.ts * C * C) * itemsize
         warps = 8 if facts.channels or BV > 128 else 4
+        deep = 3 if facts.dots and width < BK else 2  # what only passes through needs programs, not stages
         # Two programs of four warps share a multiprocessor, where they fit. Never one stage: a loop of descriptor loads in one stage has
         # been seen to go wrong.
         whole, half = on.shared_memory - 4096, on.shared_memory // 2 - 1024
         for limit, tile, stages in (
-            (half, width, 3),
+            (half, width, deep),
             (half, width, 2),
-            (whole, width, 3),
+            (whole, width, deep),
             (whole, width, 2),
             (whole, 16, 2),
         ):
