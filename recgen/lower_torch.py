@@ -7,7 +7,7 @@ over the chunks, or after it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from .errors import VerifyError
@@ -80,6 +80,7 @@ class TorchLowering:
     taken: set[str] = field(default_factory=set)
     carried: dict[str, tuple[str, str]] = field(default_factory=dict)  # chunk value -> its slice in the loop, and the value
     scores: dict[int, list[Node]] = field(default_factory=dict)  # gate -> the scores under it
+    own_decays: dict[int, Node] = field(default_factory=dict)  # decay before a token's own -> the decay with it
     below: set[int] = field(default_factory=set)  # of what only the entries below the diagonal are looked at
     collected: dict[int, tuple[str, str]] = field(default_factory=dict)  # loop value -> list that keeps it
     ends: tuple[str, str] = ("", "")  # the next state, the output
@@ -98,8 +99,15 @@ class TorchLowering:
                 self.uses[arg.index] = self.uses.get(arg.index, 0) + 1
         for node in reversed(nodes):
             masked = node.index in self.below and isinstance(node.op, Map) and node.op.fn == "mul"
+            masked |= node.index in self.below and isinstance(node.op, Mask)
             if masked or isinstance(node.op, Inverse):
                 self.below |= {x.index for x in node.args if x.axes == node.axes and self.uses[x.index] == 1}
+        segments = {n.args[0]: n for n in nodes if isinstance(n.op, Map) and n.op.fn == "exp" and isinstance(n.args[0].op, Segment)}
+        for x, node in segments.items():
+            assert isinstance(x.op, Segment)
+            own = [y for y in segments if y.args == x.args and y.op == replace(x.op, exclusive=False)]
+            if own and x.op.exclusive and not x.op.reverse and x.axes == ("t", "k"):
+                self.own_decays[node.index] = segments[own[0]]
         early = {tile.output.index, tile.state.index}  # what a value of one token still has to be there for
         for node in reversed(nodes):
             product = isinstance(node.op, Map) and node.op.fn == "mul" and "t" in node.axes and node.index not in early
@@ -287,9 +295,10 @@ class TorchLowering:
             case Map(fn="mul"):
                 return self._mul(node, scope)
             case Map(fn=fn, exponent=exponent):
-                text, binds = _elementwise(fn, [self.spread(a, node, scope, 9) for a in node.args], exponent)
                 if fn == "exp" and isinstance(node.args[0].op, Segment | Rows | Sum) and scope == CHUNK:
-                    text = f"_exp({arg(0)})"
+                    own = self.own_decays.get(node.index)  # what is left until the token before is that, a token later
+                    return emit(f"_exp({arg(0)})" if own is None else f"_later({self.value(own, scope)})", 9, plain=True)
+                text, binds = _elementwise(fn, [self.spread(a, node, scope, 9) for a in node.args], exponent)
                 return emit(text, binds, plain=True)  # not fresh: many functions need their result for the gradient
             case Expand():
                 return self._expand(node, scope)
@@ -500,7 +509,10 @@ class TorchLowering:
 
     def _inverse(self, node: Node, scope: int) -> str:
         """(I - L)^-1; only what is below the diagonal is looked at."""
-        lower, negative = self._negated(node.args[0])
+        lower = node.args[0]
+        while isinstance(lower.op, Mask) and lower.index in self.below:
+            lower = lower.args[0]
+        lower, negative = self._negated(lower)
         text = self.value(lower, scope)
         return self.emit(node, f"_inverse({text if negative else '-' + self.bind(text, 3)})", 9, scope, plain=False)
 

@@ -114,6 +114,11 @@ def _exp(x: Tensor) -> Tensor:
     return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
 
 
+def _later(x: Tensor) -> Tensor:
+    """Each row one token later, [..., C, K]; the first is 1."""
+    return torch.cat((torch.ones_like(x[..., :1, :]), x[..., :-1, :]), -2)
+
+
 def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
     """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp, by what exp makes small at once.
 

@@ -65,7 +65,7 @@ def _piece(q, k, v, beta, S, scale):
     k = _tiles(k, N, C)  # [B, H, N, C, K] deltanet.rec:13
     v = _tiles(v, N, C)  # [B, H, N, C, V] deltanet.rec:13
     q = _tiles(q, N, C)  # [B, H, N, C, K] deltanet.rec:14
-    inverse = _inverse(-(k @ k.mT).mul_(beta[..., None, :]).neg_())  # [B, H, N, C, C] deltanet.rec:13
+    inverse = _inverse((k @ k.mT).mul_(beta[..., None, :]))  # [B, H, N, C, C] deltanet.rec:13
     x = k * beta[..., None]  # [B, H, N, C, K] deltanet.rec:13
     P = (q @ k.mT).mul_((beta * scale)[..., None, :]).tril_(0)  # [B, H, N, C, C] deltanet.rec:14
     states = []

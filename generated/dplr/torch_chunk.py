@@ -112,6 +112,11 @@ def _exp(x: Tensor) -> Tensor:
     return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
 
 
+def _later(x: Tensor) -> Tensor:
+    """Each row one token later, [..., C, K]; the first is 1."""
+    return torch.cat((torch.ones_like(x[..., :1, :]), x[..., :-1, :]), -2)
+
+
 def torch_chunk_dplr(q, k, v, a, b, g, *, scale, initial_state):
     """S = S @ (diag(exp(g)) + a @ b.T) + v @ k.T        # forget and move, write
     o = scale * (S @ q)                               # read
@@ -170,9 +175,10 @@ def _piece(q, k, v, a, b, g, S, scale):
     )  # [B, H, N, C, C] dplr.rec:14
     inverse1 = _inverse(-scores[1])  # [B, H, N, C, C] dplr.rec:14
     x3 = scores[0] @ v  # [B, H, N, C, V] dplr.rec:14
-    a1_in = a * _exp(_segment_sum(x, -2, False, True))  # [B, H, N, C, K] dplr.rec:14
+    decay_in = _exp(G)  # [B, H, N, C, K] dplr.rec:15
+    a1_in = a * _later(decay_in)  # [B, H, N, C, K] dplr.rec:14
     w1_out = b * decay_out  # [B, H, N, C, K] dplr.rec:14
-    x4 = q * _exp(G)  # [B, H, N, C, K] dplr.rec:15
+    x4 = q * decay_in  # [B, H, N, C, K] dplr.rec:15
     score_q_w1 = scores[2]  # [B, H, N, C, C] dplr.rec:15
     x5 = scores[3] @ v  # [B, H, N, C, V] dplr.rec:15
     states = []

@@ -112,6 +112,11 @@ def _exp(x: Tensor) -> Tensor:
     return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
 
 
+def _later(x: Tensor) -> Tensor:
+    """Each row one token later, [..., C, K]; the first is 1."""
+    return torch.cat((torch.ones_like(x[..., :1, :]), x[..., :-1, :]), -2)
+
+
 def torch_chunk_rwkv7(r, w, k, v, kappa, a, *, initial_state):
     """S = S @ (diag(exp(w)) - kappa @ (a * kappa).T) + v @ k.T      # forget and remove, write
     o = S @ r                                                     # read
@@ -171,9 +176,10 @@ def _piece(r, w, k, v, kappa, a, S):
     )  # [B, H, N, C, C] rwkv7.rec:12
     inverse2 = _inverse(scores[1])  # [B, H, N, C, C] rwkv7.rec:12
     x4 = (scores[0] @ v).neg_()  # [B, H, N, C, V] rwkv7.rec:12
-    x5 = kappa * _exp(_segment_sum(x, -2, False, True))  # [B, H, N, C, K] rwkv7.rec:12
+    decay_in = _exp(G)  # [B, H, N, C, K] rwkv7.rec:13
+    x5 = kappa * _later(decay_in)  # [B, H, N, C, K] rwkv7.rec:12
     w2_out = x3 * decay_out  # [B, H, N, C, K] rwkv7.rec:12
-    q_in = r * _exp(G)  # [B, H, N, C, K] rwkv7.rec:13
+    q_in = r * decay_in  # [B, H, N, C, K] rwkv7.rec:13
     score_q_w2 = scores[2]  # [B, H, N, C, C] rwkv7.rec:13
     x6 = scores[3] @ v  # [B, H, N, C, V] rwkv7.rec:13
     states = []
