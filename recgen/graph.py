@@ -582,7 +582,19 @@ def _carries_scale(candidate: Node, other: Node) -> bool:
     """Whether a scale over the contracted axis should go to `candidate` rather than to `other`."""
     if is_raw(candidate) != is_raw(other):
         return is_raw(other)
-    return "v" in candidate.axes
+    return "v" in candidate.axes and not _made_in_place(other)
+
+
+def _made_in_place(node: Node) -> bool:
+    """Whether it is a score that every kernel makes for itself, of rows as they are in memory: the smaller tile to scale. One with a decay
+    per channel passes through memory, without scales that others could not use."""
+    match node.op:
+        case Score(decay=decay):
+            return decay == "scalar"
+        case Mask(kind="strict" | "causal"):
+            return isinstance(node.args[0].op, Dot)
+        case _:
+            return False
 
 
 def _open_numbers(node: Node) -> Iterator[Node]:

@@ -420,6 +420,8 @@ class Lowering:
                 return self._add(node, order, scope)
             case Map(fn="mul") if is_number(node.args[0], -1.0):
                 return self.emit(node, f"-{self.spread(node.args[1], order)}", scope, plain=True, binary=True, axes=order)
+            case Map(fn="mul"):
+                return self.emit(node, self._multiply(node, order), scope, plain=True, binary=True, axes=order)
             case Map(fn=fn, exponent=exponent):
                 args = [self.spread(a, order) for a in node.args]
                 text, binary = _elementwise(fn, args, exponent)
@@ -540,6 +542,33 @@ class Lowering:
             return value
         return _broadcast(value, own, order)
 
+    def _multiply(self, node: Node, order: Axes, numbers: Sequence[str] = ()) -> str:
+        """A product, its factors with the fewest axes first: what scales a tile is one number a row before it meets the tile."""
+        groups: dict[Axes, list[str]] = {(): [*numbers]} if numbers else {}
+        for factor in self._factors(node):
+            own = tuple(a for a in order if a in factor.axes)
+            groups.setdefault(own, []).append(self.number(factor, own))
+        vectors = [own for own in sorted(groups, key=len) if own and own != order]
+        if vectors and () in groups:  # numbers go to a vector
+            groups[vectors[0]] = [*groups.pop(()), *groups[vectors[0]]]
+        texts: list[str] = []
+        for own in sorted(groups, key=len):
+            text = " * ".join(groups[own])
+            whole = own == order or not own
+            if len(groups[own]) > 1 and (texts or not whole):
+                text = f"({text})"
+            texts.append(text if whole else _broadcast(text, own, order))
+        return " * ".join(texts)
+
+    def _factors(self, node: Node) -> list[Node]:
+        """The factors of a product; a product inside is opened where nothing else uses it."""
+        found: list[Node] = []
+        for arg in node.args:
+            nested = isinstance(arg.op, Map) and arg.op.fn == "mul" and not self._from_memory(arg) and not is_number(arg.args[0], -1.0)
+            opens = nested and self._uses(arg) == 1 and self.where(arg) == self.where(node)
+            found += self._factors(arg) if opens else [arg]
+        return found
+
     def _add(self, node: Node, order: Axes, scope: int) -> str:
         """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added; in a loop over key tiles
         so is every product. A product takes the sum so far as its accumulator."""
@@ -622,7 +651,8 @@ class Lowering:
         first = self._axes_in(x, left, (out[0], contracted))
         second = self._axes_in(y, right, (contracted, out[1]))
         rest = f", {accumulator}" if accumulator else ""
-        x_scaled = bool(numbers) and self.loaded(x) is None
+        smaller = y.axes == ("t", "s") != x.axes and self.loaded(y) is None
+        x_scaled = bool(numbers) and self.loaded(x) is None and not smaller
         a = self._scaled(x, first, numbers) if x_scaled else self.operand(x, first)
         b = self._scaled(y, second, numbers) if numbers and not x_scaled else self.operand(y, second)
         return f"tl.dot({a}, {b}{rest}, input_precision=PRECISION)"
@@ -631,7 +661,9 @@ class Lowering:
         begin = len(self.statements)
         factors = [self.value(n) for n in numbers if not is_number(n, -1.0)]
         sign = "-" if sum(is_number(n, -1.0) for n in numbers) % 2 else ""
-        text = f"{sign}{' * '.join([*factors, self.number(node, order)])}"
+        alone = isinstance(node.op, Map) and node.op.fn == "mul" and not self._from_memory(node) and self._uses(node) == 1
+        product = self._multiply(node, order, factors) if alone else " * ".join([*factors, self.number(node, order)])
+        text = f"{sign}{product}"
         scaled = self.emit(node, text, self.where(node), plain=True, binary=True, axes=order)
         if self._is_guarded(node, order):
             return self._guarded(node, order, scaled, begin)
@@ -691,8 +723,6 @@ def _seen(kind: str, size: int, order: Axes) -> str:
 def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
     x = args[0]
     match fn:
-        case "mul":
-            return f"{x} * {args[1]}", True
         case "exp":
             return f"tl.exp({x})", False
         case "log":

@@ -205,7 +205,7 @@ def chunk_scan_kernel(
         if T > 0:
             b_P_op = tl.where(
                 (o_t[None, :] >= o_t[:, None]),
-                (tl.dot(b_k, b_q2, input_precision=PRECISION) * (b_beta * scale)[:, None]),
+                ((scale * b_beta)[:, None] * tl.dot(b_k, b_q2, input_precision=PRECISION)),
                 0.0,
             ).to(ED)
         b_o = tl.dot(b_U.to(ED), b_P_op, (scale * b_qx), input_precision=PRECISION)  # [BV, C] deltanet.rec:14
@@ -352,7 +352,7 @@ def chunk_reverse_kernel(
         if T > 0:
             b_P_op = tl.where(
                 (o_t[:, None] >= o_t[None, :]),
-                (tl.dot(b_q, b_k2, input_precision=PRECISION) * (b_beta * scale)[None, :]),
+                ((scale * b_beta)[None, :] * tl.dot(b_q, b_k2, input_precision=PRECISION)),
                 0.0,
             ).to(ED)
         b_dU = tl.dot(b_do2, b_P_op, (b_beta[None, :] * b_kx), input_precision=PRECISION)  # [BV, C] deltanet.rec:14
@@ -428,16 +428,16 @@ def chunk_gradient_kernel(
     b_U2 = tl.trans(b_U)  # [BV, C]
     b_dP = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:14
     b_x3 = tl.where((o_t[:, None] >= o_t[None, :]), b_dP, 0.0)  # [C, C]
-    b_x6 = (scale * (b_beta[None, :] * b_x3)).to(ED)  # [C, C]
-    b_x9 = tl.trans(b_x3.to(ED))  # [C, C]
-    b_x10 = b_beta * scale  # [C]
+    b_x5 = ((scale * b_beta)[None, :] * b_x3).to(ED)  # [C, C]
+    b_x8 = tl.trans(b_x3.to(ED))  # [C, C]
+    b_x9 = scale * b_beta  # [C]
     b_dY = load_tokens(
         dv, dv_step_b, dv_step_t, dv_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V
     )  # [C, BV] deltanet.rec:13
     b_dYU = tl.dot(b_dY, b_U2, input_precision=PRECISION)  # [C, C] deltanet.rec:13
     b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
     b_dL3 = tl.trans(b_dL.to(ED))  # [C, C]
-    b_x15 = (-(b_beta[None, :] * b_dL)).to(ED)  # [C, C]
+    b_x13 = (-b_beta[None, :] * b_dL).to(ED)  # [C, C]
     b_sum_x = tl.zeros((C,), tl.float32)
     b_sum_x2 = tl.zeros((C,), tl.float32)
     b_sum_x3 = tl.zeros((C,), tl.float32)
@@ -445,18 +445,18 @@ def chunk_gradient_kernel(
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] deltanet.rec:14
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:13
-        b_dq = tl.dot(b_x6, b_k, (scale * b_dox), input_precision=PRECISION)  # [C, BK] deltanet.rec:14
+        b_dq = tl.dot(b_x5, b_k, (scale * b_dox), input_precision=PRECISION)  # [C, BK] deltanet.rec:14
         dq.store([i_b, i_h, i_t * C, i_k * BK], b_dq.to(dq.dtype).reshape(1, 1, C, BK))  # [C, BK] deltanet.rec:14
         b_dstate = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] deltanet.rec:13
         b_Ux = tl.dot(b_U, b_dstate, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:14
-        b_xq = tl.dot(b_x9, b_q, input_precision=PRECISION)  # [C, BK] deltanet.rec:14
-        b_dk = (b_beta[:, None] * b_Ux) + (b_xq * b_x10[:, None])  # [C, BK] deltanet.rec:13
+        b_xq = tl.dot(b_x8, b_q, input_precision=PRECISION)  # [C, BK] deltanet.rec:14
+        b_dk = (b_beta[:, None] * b_Ux) + (b_x9[:, None] * b_xq)  # [C, BK] deltanet.rec:13
         b_dLk = tl.dot(b_dL3, b_k, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_dk2 = b_dk - (b_beta[:, None] * b_dLk)  # [C, BK] deltanet.rec:13
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         b_dk3 = b_dk2 - b_dYx  # [C, BK] deltanet.rec:13
-        b_dk4 = tl.dot(b_x15, b_k, b_dk3, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
+        b_dk4 = tl.dot(b_x13, b_k, b_dk3, input_precision=PRECISION)  # [C, BK] deltanet.rec:13
         dk.store([i_b, i_h, i_t * C, i_k * BK], b_dk4.to(dk.dtype).reshape(1, 1, C, BK))  # [C, BK] deltanet.rec:13
         b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] deltanet.rec:13
@@ -517,9 +517,9 @@ def recurrent_forward_kernel(
         b_beta = tl.load(beta + i_x).to(tl.float32)  # deltanet.rec:13
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] deltanet.rec:13
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] deltanet.rec:14
-        b_sum_x = tl.sum((b_S * b_k[None, :]), 1)  # [BV] deltanet.rec:13
+        b_sum_x = tl.sum((b_k[None, :] * b_S), 1)  # [BV] deltanet.rec:13
         b_x6 = b_S + (b_k[None, :] * ((b_beta * b_v) - (b_beta * b_sum_x))[:, None])  # [BV, BK]
-        b_sum_x2 = tl.sum((b_x6 * b_q[None, :]), 1)  # [BV] deltanet.rec:14
+        b_sum_x2 = tl.sum((b_q[None, :] * b_x6), 1)  # [BV] deltanet.rec:14
         tl.store(o + i_x * V + o_v, (scale * b_sum_x2), mask=o_v < V)  # [BV] deltanet.rec:14
         b_S = b_x6  # [BV, BK] deltanet.rec:13
     if final_state is not None:
@@ -588,7 +588,7 @@ def recurrent_backward_kernel(
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] deltanet.rec:13
             b_beta = tl.load(beta + i_x).to(tl.float32)  # deltanet.rec:13
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] deltanet.rec:13
-            b_sum_x = tl.sum((b_S * b_k[None, :]), 1)  # [BV] deltanet.rec:13
+            b_sum_x = tl.sum((b_k[None, :] * b_S), 1)  # [BV] deltanet.rec:13
             b_S = b_S + (b_k[None, :] * ((b_beta * b_v) - (b_beta * b_sum_x))[:, None])  # [BV, BK] deltanet.rec:13
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
@@ -605,16 +605,16 @@ def recurrent_backward_kernel(
             b_do = tl.load(do + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] deltanet.rec:14
             b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] deltanet.rec:14
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
-            b_sum_x = tl.sum((b_state2 * b_k[None, :]), 1)  # [BV] deltanet.rec:13
+            b_sum_x = tl.sum((b_k[None, :] * b_state2), 1)  # [BV] deltanet.rec:13
             b_x4 = (b_beta * b_v) - (b_beta * b_sum_x)  # [BV]
-            b_sum_x2 = tl.sum(((b_state2 + (b_k[None, :] * b_x4[:, None])) * b_do[:, None]), 0)  # [BK] deltanet.rec:14
+            b_sum_x2 = tl.sum((b_do[:, None] * (b_state2 + (b_k[None, :] * b_x4[:, None]))), 0)  # [BK] deltanet.rec:14
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x2), mask=o_k < K
             )  # [BK] deltanet.rec:14
-            b_x10 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_sum_x3 = tl.sum((b_x4[:, None] * b_x10), 0)  # [BK] deltanet.rec:13
-            b_sum_x4 = tl.sum((b_k[None, :] * b_x10), 1)  # [BV] deltanet.rec:13
-            b_sum_x5 = tl.sum((b_state2 * b_sum_x4[:, None]), 0)  # [BK] deltanet.rec:13
+            b_x9 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_sum_x3 = tl.sum((b_x4[:, None] * b_x9), 0)  # [BK] deltanet.rec:13
+            b_sum_x4 = tl.sum((b_k[None, :] * b_x9), 1)  # [BV] deltanet.rec:13
+            b_sum_x5 = tl.sum((b_sum_x4[:, None] * b_state2), 0)  # [BK] deltanet.rec:13
             tl.store(
                 dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_sum_x3 - (b_beta * b_sum_x5)), mask=o_k < K
             )  # [BK] deltanet.rec:13
@@ -623,7 +623,7 @@ def recurrent_backward_kernel(
             b_sum_x6 = tl.sum((b_v * b_sum_x4)[None, :])  # deltanet.rec:13
             b_sum_x7 = tl.sum((b_sum_x * b_sum_x4)[None, :])  # deltanet.rec:13
             tl.store(dbeta + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_sum_x6 - b_sum_x7))  # deltanet.rec:13
-            b_D = b_x10 + (b_k[None, :] * (-b_dv)[:, None])  # [BV, BK] deltanet.rec:13
+            b_D = b_x9 + (b_k[None, :] * (-b_dv)[:, None])  # [BV, BK] deltanet.rec:13
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)

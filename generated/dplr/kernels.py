@@ -613,7 +613,7 @@ def chunk_scan_kernel(
             )  # [C, BV] dplr.rec:15
         b_w1_out = w1_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_S1 = tl.dot(
-            b_U1.to(ED), b_w1_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            b_U1.to(ED), b_w1_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] dplr.rec:14
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_S12 = tl.dot(b_v2, b_w2_out, b_S1, input_precision=PRECISION)  # [BV, BK] dplr.rec:14
@@ -765,7 +765,7 @@ def chunk_states_kernel(
             U1.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U1).to(U1.dtype).reshape(1, C, BV))  # [C, BV] dplr.rec:14
         b_w1_out = w1_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_S1 = tl.dot(
-            b_U1.to(ED), b_w1_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            b_U1.to(ED), b_w1_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] dplr.rec:14
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_S12 = tl.dot(b_v2, b_w2_out, b_S1, input_precision=PRECISION)  # [BV, BK] dplr.rec:14
@@ -1033,19 +1033,19 @@ def chunk_gradient_kernel(
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
         b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-        b_x9 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x10 = scale * b_x9  # [C]
+        b_x8 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
+        b_x9 = scale * b_x8  # [C]
         b_doU1 = load_rows(do_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
-        b_x12 = tl.where((o_t[:, None] > o_t[None, :]), b_doU1, 0.0)  # [C, C]
-        b_x17 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x18 = scale * b_x17  # [C]
-        b_x23 = tl.trans(b_x3)  # [C, C]
+        b_x11 = tl.where((o_t[:, None] > o_t[None, :]), b_doU1, 0.0)  # [C, C]
+        b_x15 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
+        b_x16 = scale * b_x15  # [C]
+        b_x21 = tl.trans(b_x3)  # [C, C]
         b_dscore_a1_w2 = load_rows(dscore_a1_w2, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
-        b_x29 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_a1_w2, 0.0)  # [C, C]
-        b_x30 = tl.trans(b_x29)  # [C, C]
+        b_x26 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_a1_w2, 0.0)  # [C, C]
+        b_x27 = tl.trans(b_x26)  # [C, C]
         b_dYU1 = load_rows(dY_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
         b_dscore_a1_w1 = tl.where((o_t[:, None] > o_t[None, :]), b_dYU1, 0.0)  # [C, C]
-        b_x40 = tl.trans(b_x12)  # [C, C]
+        b_x37 = tl.trans(b_x11)  # [C, C]
         b_dscore_a1_w12 = tl.trans(b_dscore_a1_w1)  # [C, C]
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
@@ -1059,22 +1059,22 @@ def chunk_gradient_kernel(
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x6 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-            b_x53 = b_x6.to(tl.float32)  # [C, BK]
+            b_x48 = b_x6.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x3, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_b = b.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_b2 = b_b.to(tl.float32)  # [C, BK]
-            b_x14 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
-            b_x58 = b_x14.to(tl.float32)  # [C, BK]
-            b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_dq2 = ((scale * (b_decay_read * b_xx)) + (b_k2 * b_x10[:, None])) + (
+            b_x13 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
+            b_x51 = b_x13.to(tl.float32)  # [C, BK]
+            b_xx2 = tl.dot(b_x11, b_x13, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_dq2 = ((scale * (b_decay_read * b_xx)) + (b_x9[:, None] * b_k2)) + (
                 scale * (b_decay_read * b_xx2)
             )  # [C, BK] dplr.rec:15
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
-            b_x20 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_x18 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_dq2 + (b_b2 * b_x18[:, None])) + (b_decay_in * b_x20)).to(dq.dtype).reshape(1, 1, C, BK),
+                ((b_dq2 + (b_x16[:, None] * b_b2)) + (b_decay_in * b_x18)).to(dq.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:15
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -1085,9 +1085,9 @@ def chunk_gradient_kernel(
             b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_x25 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-            b_x50 = b_x25.to(tl.float32)  # [C, BK]
-            b_xx3 = tl.dot(b_x23, b_x25, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_x23 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_x46 = b_x23.to(tl.float32)  # [C, BK]
+            b_xx3 = tl.dot(b_x21, b_x23, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_dk = (b_decay_out * b_dw2_out2) + (scale * (b_decay_write * b_xx3))  # [C, BK] dplr.rec:14
             b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_a2 = b_a.to(tl.float32)  # [C, BK]
@@ -1095,17 +1095,17 @@ def chunk_gradient_kernel(
             b_g2 = b_g.to(tl.float32)  # [C, BK]
             b_G_before = chunk_sum(log_decay_floor(b_g2), False, True)  # [C, BK] dplr.rec:14
             b_decay_read2 = tl.exp((b_G_before - b_G_row[None, :]))  # [C, BK]
-            b_x34 = (b_a2 * b_decay_read2).to(ED)  # [C, BK]
-            b_x65 = b_x34.to(tl.float32)  # [C, BK]
-            b_xx4 = tl.dot(b_x30, b_x34, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_x31 = (b_a2 * b_decay_read2).to(ED)  # [C, BK]
+            b_x57 = b_x31.to(tl.float32)  # [C, BK]
+            b_xx4 = tl.dot(b_x27, b_x31, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_dk + (b_q2 * b_x10[:, None])) + (b_decay_write * b_xx4)).to(dk.dtype).reshape(1, 1, C, BK),
+                ((b_dk + (b_x9[:, None] * b_q2)) + (b_decay_write * b_xx4)).to(dk.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
-            b_xx5 = tl.dot(b_dscore_a1_w1, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_xx6 = tl.dot(b_x29, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_xx5 = tl.dot(b_dscore_a1_w1, b_x13, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_xx6 = tl.dot(b_x26, b_x6, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_da = (b_decay_read2 * b_xx5) + (b_decay_read2 * b_xx6)  # [C, BK] dplr.rec:14
-            b_dG_before = (b_x65 * b_xx5) + (b_x65 * b_xx6)  # [C, BK] dplr.rec:14
+            b_dG_before = (b_x57 * b_xx5) + (b_x57 * b_xx6)  # [C, BK] dplr.rec:14
             b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
             b_da1_in = da1_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
@@ -1114,30 +1114,30 @@ def chunk_gradient_kernel(
             )  # [C, BK] dplr.rec:14
             b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
             b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-            b_xx7 = tl.dot(b_x40, b_x25, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+            b_xx7 = tl.dot(b_x37, b_x23, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_db = (b_decay_out * b_dw1_out2) + (scale * (b_decay_write * b_xx7))  # [C, BK] dplr.rec:14
-            b_xx8 = tl.dot(b_dscore_a1_w12, b_x34, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_xx8 = tl.dot(b_dscore_a1_w12, b_x31, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             db.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_db + (b_q2 * b_x18[:, None])) + (b_decay_write * b_xx8)).to(db.dtype).reshape(1, 1, C, BK),
+                ((b_db + (b_x16[:, None] * b_q2)) + (b_decay_write * b_xx8)).to(db.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
             b_sum_x2 = chunk_sum(
                 (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
             )  # [C, BK] dplr.rec:14
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] dplr.rec:15
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
-                scale * (b_x50 * b_xx)
+                scale * (b_x46 * b_xx)
             )  # [C, BK] dplr.rec:14
-            b_dG2 = b_dG - (scale * (b_x53 * b_xx3))  # [C, BK] dplr.rec:14
-            b_dG3 = b_dG2 + (scale * (b_x50 * b_xx2))  # [C, BK] dplr.rec:14
-            b_dG4 = b_dG3 - (scale * (b_x58 * b_xx7))  # [C, BK] dplr.rec:14
-            b_dG6 = (b_dG4 + (b_decay_in * (b_q2 * b_x20))) - (b_x58 * b_xx8)  # [C, BK] dplr.rec:14
-            b_sum_dG = chunk_sum((b_dG6 - (b_x53 * b_xx4)), True, False)  # [C, BK] dplr.rec:14
-            b_x64 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
-            b_sum_x3 = chunk_sum((b_dG_before + (b_decay_in2 * (b_a2 * b_da1_in2))), True, True)  # [C, BK] dplr.rec:14
+            b_dG2 = b_dG - (scale * (b_x48 * b_xx3))  # [C, BK] dplr.rec:14
+            b_dG3 = b_dG2 + (scale * (b_x46 * b_xx2))  # [C, BK] dplr.rec:14
+            b_dG4 = b_dG3 - (scale * (b_x51 * b_xx7))  # [C, BK] dplr.rec:14
+            b_dG6 = (b_dG4 + (b_decay_in * b_q2 * b_x18)) - (b_x51 * b_xx8)  # [C, BK] dplr.rec:14
+            b_sum_dG = chunk_sum((b_dG6 - (b_x48 * b_xx4)), True, False)  # [C, BK] dplr.rec:14
+            b_x56 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
+            b_sum_x3 = chunk_sum((b_dG_before + (b_decay_in2 * b_a2 * b_da1_in2)), True, True)  # [C, BK] dplr.rec:14
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x64 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
+                ((b_x56 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
 
 
@@ -1265,7 +1265,7 @@ def chunk_gradient_steep_kernel(
             b_x110 = (b_a2 * b_read_32).to(ED)  # [C, BK]
             b_x360 = b_x110.to(tl.float32)  # [C, BK]
             b_xx13 = tl.dot(tl.trans(b_x102), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dk2 = ((b_decay_out * b_dw2_out2) + (b_q2 * b_x3[:, None])) + (b_write_32 * b_xx13)  # [C, BK] dplr.rec:14
+            b_dk2 = ((b_decay_out * b_dw2_out2) + (b_x3[:, None] * b_q2)) + (b_write_32 * b_xx13)  # [C, BK] dplr.rec:14
             b_x150 = (b_q2 * b_write_32).to(ED)  # [C, BK]
             b_x244 = b_x150.to(tl.float32)  # [C, BK]
             b_xx18 = tl.dot(tl.trans(b_x15), b_x150, input_precision=PRECISION)  # [C, BK] dplr.rec:15
@@ -1275,14 +1275,14 @@ def chunk_gradient_steep_kernel(
             b_xx26 = tl.dot(b_x102, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_da2 = b_da + (b_read_32 * b_xx26)  # [C, BK] dplr.rec:14
             b_xx37 = tl.dot(tl.trans(b_x188), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_db2 = ((b_decay_out * b_dw1_out2) + (b_q2 * b_x6[:, None])) + (b_write_32 * b_xx37)  # [C, BK] dplr.rec:14
+            b_db2 = ((b_decay_out * b_dw1_out2) + (b_x6[:, None] * b_q2)) + (b_write_32 * b_xx37)  # [C, BK] dplr.rec:14
             b_xx42 = tl.dot(tl.trans(b_x70), b_x150, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_x311 = tl.where(b_level == 32 + i_z, b_x310, 0.0)  # [C, C]
             b_xx49 = tl.dot(tl.trans(b_x311), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_x335 = tl.where(b_level == 32 + i_z, b_x334, 0.0)  # [C, C]
             b_xx55 = tl.dot(tl.trans(b_x335), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_xx61 = tl.dot(b_x311, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before = (b_decay_in2 * (b_a2 * b_da1_in2)) + (b_x360 * b_xx61)  # [C, BK] dplr.rec:14
+            b_dG_before = (b_decay_in2 * b_a2 * b_da1_in2) + (b_x360 * b_xx61)  # [C, BK] dplr.rec:14
             b_xx62 = tl.dot(b_x335, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             b_dG_before2 = b_dG_before + (b_x360 * b_xx62)  # [C, BK] dplr.rec:14
             b_x20 = tl.load(
@@ -1491,7 +1491,7 @@ def chunk_gradient_steep_kernel(
             b_x66 = (b_k2 * b_write_1).to(ED)  # [C, BK]
             b_x276 = b_x66.to(tl.float32)  # [C, BK]
             b_xx6 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_dq3 = (((b_k2 * b_x3[:, None]) + (b_b2 * b_x6[:, None])) + (b_decay_in * b_x8)) + (
+            b_dq3 = (((b_x3[:, None] * b_k2) + (b_x6[:, None] * b_b2)) + (b_decay_in * b_x8)) + (
                 scale * (b_x58 + (b_write_1 * b_xx6))
             )  # [C, BK] dplr.rec:15
             b_x94 = tl.where(b_level == 1 + i_z, b_doU1, 0.0)  # [C, C]
@@ -1506,7 +1506,7 @@ def chunk_gradient_steep_kernel(
             b_x258 = b_x174.to(tl.float32)  # [C, BK]
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * (b_q2 * b_x8))
+                + (b_decay_in * b_q2 * b_x8)
             ) + (scale * (b_x257 + (b_x258 * b_xx6)))  # [C, BK] dplr.rec:14
             b_xx23 = tl.dot(tl.trans(b_x64), b_x174, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_dk7 = b_dk6 + (scale * (b_x171 + (b_write_1 * b_xx23)))  # [C, BK] dplr.rec:14
@@ -1608,11 +1608,11 @@ def recurrent_forward_kernel(
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] dplr.rec:14
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] dplr.rec:14
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] dplr.rec:15
-        b_sum_x = tl.sum((b_S * b_a[None, :]), 1)  # [BV] dplr.rec:14
-        b_x7 = ((b_S * tl.exp(b_g)[None, :]) + (b_sum_x[:, None] * b_b[None, :])) + (
+        b_sum_x = tl.sum((b_a[None, :] * b_S), 1)  # [BV] dplr.rec:14
+        b_x7 = ((tl.exp(b_g)[None, :] * b_S) + (b_sum_x[:, None] * b_b[None, :])) + (
             b_v[:, None] * b_k[None, :]
         )  # [BV, BK]
-        b_sum_x2 = tl.sum((b_x7 * b_q[None, :]), 1)  # [BV] dplr.rec:15
+        b_sum_x2 = tl.sum((b_q[None, :] * b_x7), 1)  # [BV] dplr.rec:15
         tl.store(o + i_x * V + o_v, (scale * b_sum_x2), mask=o_v < V)  # [BV] dplr.rec:15
         b_S = b_x7  # [BV, BK] dplr.rec:14
     if final_state is not None:
@@ -1687,8 +1687,8 @@ def recurrent_backward_kernel(
             b_b = tl.load(b + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] dplr.rec:14
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] dplr.rec:14
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] dplr.rec:14
-            b_sum_x = tl.sum((b_S * b_a[None, :]), 1)  # [BV] dplr.rec:14
-            b_S = ((b_S * tl.exp(b_g)[None, :]) + (b_sum_x[:, None] * b_b[None, :])) + (
+            b_sum_x = tl.sum((b_a[None, :] * b_S), 1)  # [BV] dplr.rec:14
+            b_S = ((tl.exp(b_g)[None, :] * b_S) + (b_sum_x[:, None] * b_b[None, :])) + (
                 b_v[:, None] * b_k[None, :]
             )  # [BV, BK] dplr.rec:14
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
@@ -1709,32 +1709,32 @@ def recurrent_backward_kernel(
             b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] dplr.rec:15
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
             b_x = tl.exp(b_g)  # [BK]
-            b_sum_x = tl.sum((b_state2 * b_a[None, :]), 1)  # [BV] dplr.rec:14
+            b_sum_x = tl.sum((b_a[None, :] * b_state2), 1)  # [BV] dplr.rec:14
             b_sum_x2 = tl.sum(
                 (
-                    (((b_state2 * b_x[None, :]) + (b_sum_x[:, None] * b_b[None, :])) + (b_v[:, None] * b_k[None, :]))
-                    * b_do[:, None]
+                    b_do[:, None]
+                    * (((b_x[None, :] * b_state2) + (b_sum_x[:, None] * b_b[None, :])) + (b_v[:, None] * b_k[None, :]))
                 ),
                 0,
             )  # [BK] dplr.rec:15
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x2), mask=o_k < K
             )  # [BK] dplr.rec:15
-            b_x11 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_dk = tl.sum((b_v[:, None] * b_x11), 0)  # [BK] dplr.rec:14
+            b_x10 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_dk = tl.sum((b_v[:, None] * b_x10), 0)  # [BK] dplr.rec:14
             tl.store(dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dk, mask=o_k < K)  # [BK] dplr.rec:14
-            b_dv = tl.sum((b_k[None, :] * b_x11), 1)  # [BV] dplr.rec:14
+            b_dv = tl.sum((b_k[None, :] * b_x10), 1)  # [BV] dplr.rec:14
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] dplr.rec:14
-            b_sum_x3 = tl.sum((b_b[None, :] * b_x11), 1)  # [BV] dplr.rec:14
-            b_da = tl.sum((b_state2 * b_sum_x3[:, None]), 0)  # [BK] dplr.rec:14
+            b_sum_x3 = tl.sum((b_b[None, :] * b_x10), 1)  # [BV] dplr.rec:14
+            b_da = tl.sum((b_sum_x3[:, None] * b_state2), 0)  # [BK] dplr.rec:14
             tl.store(da + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_da, mask=o_k < K)  # [BK] dplr.rec:14
-            b_db = tl.sum((b_sum_x[:, None] * b_x11), 0)  # [BK] dplr.rec:14
+            b_db = tl.sum((b_sum_x[:, None] * b_x10), 0)  # [BK] dplr.rec:14
             tl.store(db + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_db, mask=o_k < K)  # [BK] dplr.rec:14
-            b_sum_x4 = tl.sum((b_state2 * b_x11), 0)  # [BK] dplr.rec:14
+            b_sum_x4 = tl.sum((b_state2 * b_x10), 0)  # [BK] dplr.rec:14
             tl.store(
                 dg + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_x * b_sum_x4), mask=o_k < K
             )  # [BK] dplr.rec:14
-            b_D = (b_a[None, :] * b_sum_x3[:, None]) + (b_x[None, :] * b_x11)  # [BV, BK] dplr.rec:14
+            b_D = (b_a[None, :] * b_sum_x3[:, None]) + (b_x[None, :] * b_x10)  # [BV, BK] dplr.rec:14
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)

@@ -196,7 +196,7 @@ def chunk_prepare_kernel(
     )  # [C, C] gated_deltanet.rec:14
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
     b_inverse = unit_lower_inverse(
-        (-(tl.where((o_t[:, None] > o_t[None, :]), (b_decay * b_kk), 0.0) * b_beta[None, :])), XD, PRECISION
+        (-(b_beta[None, :] * tl.where((o_t[:, None] > o_t[None, :]), (b_decay * b_kk), 0.0))), XD, PRECISION
     )  # [C, C] gated_deltanet.rec:14
     inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] gated_deltanet.rec:14
 
@@ -273,21 +273,23 @@ def chunk_scan_kernel(
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_q2 = tl.trans(b_q)  # [BK, C]
         b_qx = tl.dot(b_state, b_q2, input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:15
-        b_x5 = b_beta[None, :] * b_U  # [BV, C]
-        b_score_q_w_op = tl.zeros((C, C), ED)
+        b_x_op = tl.zeros((C, C), ED)
         if T > 0:
-            b_score_q_w_op = (
-                tl.exp(
-                    tl.where(
-                        (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]),
-                        b_D[None, :] - b_D[:, None],
-                        -float("inf"),
+            b_x_op = (
+                (scale * b_beta)[:, None]
+                * (
+                    tl.exp(
+                        tl.where(
+                            (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]),
+                            b_D[None, :] - b_D[:, None],
+                            -float("inf"),
+                        )
                     )
+                    * tl.dot(b_k, b_q2, input_precision=PRECISION)
                 )
-                * tl.dot(b_k, b_q2, input_precision=PRECISION)
             ).to(ED)
         b_o = tl.dot(
-            (scale * b_x5).to(ED), b_score_q_w_op, (b_qx * (b_decay_in * scale)[None, :]), input_precision=PRECISION
+            b_U.to(ED), b_x_op, ((scale * b_decay_in)[None, :] * b_qx), input_precision=PRECISION
         )  # [BV, C] gated_deltanet.rec:15
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
@@ -296,7 +298,7 @@ def chunk_scan_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] gated_deltanet.rec:15
         b_S1 = tl.dot(
-            (b_x5 * b_decay_out[None, :]).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
+            ((b_decay_out * b_beta)[None, :] * b_U).to(ED), b_k, (b_decay_all * b_S), input_precision=PRECISION
         )  # [BV, BK] gated_deltanet.rec:14
         b_S = b_S1  # [BV, BK] gated_deltanet.rec:14
     if final_state is not None:
@@ -356,10 +358,10 @@ def chunk_states_kernel(
         m_t = i_t * C + o_t < T
         b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
         b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
+        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(
             tl.float32
         )  # [C] gated_deltanet.rec:14
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_kx = tl.dot(b_S.to(ED), tl.trans(b_k), input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:14
@@ -380,7 +382,7 @@ def chunk_states_kernel(
                 [i_bh, i_t * C, i_v * BV], tl.trans(b_U).to(U.dtype).reshape(1, C, BV)
             )  # [C, BV] gated_deltanet.rec:14
         b_S1 = tl.dot(
-            ((b_beta[None, :] * b_U) * b_decay_out[None, :]).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
+            ((b_decay_out * b_beta)[None, :] * b_U).to(ED), b_k, (b_decay_all * b_S), input_precision=PRECISION
         )  # [BV, BK] gated_deltanet.rec:14
         b_S = b_S1  # [BV, BK] gated_deltanet.rec:14
 
@@ -460,24 +462,21 @@ def chunk_reverse_kernel(
         b_score_q_w_op = tl.zeros((C, C), ED)
         if T > 0:
             b_score_q_w_op = (
-                scale
-                * (
-                    tl.exp(
-                        tl.where(
-                            (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]),
-                            b_D[:, None] - b_D[None, :],
-                            -float("inf"),
-                        )
+                tl.exp(
+                    tl.where(
+                        (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]),
+                        b_D[:, None] - b_D[None, :],
+                        -float("inf"),
                     )
-                    * tl.dot(b_q, b_k2, input_precision=PRECISION)
                 )
+                * tl.dot(b_q, b_k2, input_precision=PRECISION)
             ).to(ED)
-        b_x3 = tl.dot(
-            b_do2, b_score_q_w_op, (b_decay_out[None, :] * b_kx), input_precision=PRECISION
-        )  # [BV, C] gated_deltanet.rec:15
+        b_xdo = tl.dot(b_do2, b_score_q_w_op, input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:15
         b_inverse = inverse.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] gated_deltanet.rec:14
         b_dY = tl.dot(
-            (b_beta[None, :] * b_x3).to(ED), b_inverse, input_precision=PRECISION
+            (((b_beta * b_decay_out)[None, :] * b_kx) + ((scale * b_beta)[None, :] * b_xdo)).to(ED),
+            b_inverse,
+            input_precision=PRECISION,
         )  # [BV, C] gated_deltanet.rec:14
         if DIRECT:
             store_rows(dv, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_dY))
@@ -486,13 +485,13 @@ def chunk_reverse_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_dY).to(dv.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] gated_deltanet.rec:14
         b_dS0 = tl.dot(
-            (scale * (b_decay_in[None, :] * b_do2.to(tl.float32))).to(ED),
+            ((scale * b_decay_in)[None, :] * b_do2.to(tl.float32)).to(ED),
             b_q,
             (b_decay_all * b_S),
             input_precision=PRECISION,
         )  # [BV, BK] gated_deltanet.rec:14
         b_dS02 = tl.dot(
-            (-(b_decay_in[None, :] * b_dY)).to(ED), b_k, b_dS0, input_precision=PRECISION
+            (-b_decay_in[None, :] * b_dY).to(ED), b_k, b_dS0, input_precision=PRECISION
         )  # [BV, BK] gated_deltanet.rec:14
         b_S = b_dS02  # [BV, BK] gated_deltanet.rec:14
     if d_initial_state is not None:
@@ -568,11 +567,11 @@ def chunk_gradient_kernel(
     )  # [C, C] gated_deltanet.rec:14
     b_x4 = tl.where((o_t[:, None] > o_t[None, :]), (b_doU * b_decay), 0.0).to(ED)  # [C, C]
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
-    b_x8 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_doU, 0.0), 1)  # [C] gated_deltanet.rec:15
-    b_x9 = b_beta * scale  # [C]
+    b_x8 = scale * b_beta  # [C]
+    b_x9 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_doU, 0.0), 1)  # [C] gated_deltanet.rec:15
     b_x10 = b_x8 * b_x9  # [C]
     b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-    b_x12 = b_decay_in * scale  # [C]
+    b_x12 = scale * b_decay_in  # [C]
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
     b_x14 = b_beta * b_decay_out  # [C]
     b_x16 = tl.trans(b_x4)  # [C, C]
@@ -588,13 +587,14 @@ def chunk_gradient_kernel(
     b_ddecay_in = tl.zeros((C,), tl.float32)
     b_sum_x3 = tl.zeros((C,), tl.float32)
     b_sum_x4 = tl.zeros((C,), tl.float32)
+    b_sum_x5 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_x6 = (b_k2 * b_beta[:, None]).to(ED)  # [C, BK]
-        b_x28 = b_x6.to(tl.float32)  # [C, BK]
+        b_x6 = (b_beta[:, None] * b_k2).to(ED)  # [C, BK]
+        b_x27 = b_x6.to(tl.float32)  # [C, BK]
         b_xx = tl.dot(b_x4, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
-        b_dq = (scale * b_xx) + (b_k2 * b_x10[:, None])  # [C, BK] gated_deltanet.rec:15
+        b_dq = (scale * b_xx) + (b_x10[:, None] * b_k2)  # [C, BK] gated_deltanet.rec:15
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
         dq.store(
@@ -606,35 +606,38 @@ def chunk_gradient_kernel(
         b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] gated_deltanet.rec:14
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_xx2 = tl.dot(b_x16, b_q, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
-        b_dk = (b_Ux * b_x14[:, None]) + (b_xx2 * b_x9[:, None])  # [C, BK] gated_deltanet.rec:14
-        b_x31 = (scale * (b_q.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x28))  # [C, BK] gated_deltanet.rec:14
+        b_dk = (b_x14[:, None] * b_Ux) + (b_x8[:, None] * b_xx2)  # [C, BK] gated_deltanet.rec:14
+        b_x29 = (scale * (b_q.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x27))  # [C, BK] gated_deltanet.rec:14
+        b_sum_x3 += tl.sum((b_k2 * b_xx2), 1)  # [C] gated_deltanet.rec:15
         b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_dk2 = b_dk + (b_q2 * b_x10[:, None])  # [C, BK] gated_deltanet.rec:14
+        b_dk2 = b_dk + (b_x10[:, None] * b_q2)  # [C, BK] gated_deltanet.rec:14
         b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] gated_deltanet.rec:15
         b_xx3 = tl.dot(b_x21, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         b_dk3 = b_dk2 - b_xx3  # [C, BK] gated_deltanet.rec:14
-        b_x34 = b_x31 - (b_k.to(tl.float32) * b_xx3)  # [C, BK] gated_deltanet.rec:14
+        b_x32 = b_x29 - (b_k.to(tl.float32) * b_xx3)  # [C, BK] gated_deltanet.rec:14
         b_xx4 = tl.dot(b_x22, b_k, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         b_dk4 = b_dk3 - (b_beta[:, None] * b_xx4)  # [C, BK] gated_deltanet.rec:14
-        b_dD += tl.sum((b_x34 + (b_x28 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
-        b_sum_x3 += tl.sum(((scale * (b_k2 * b_xx2)) - (b_k2 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
+        b_dD += tl.sum((b_x32 + (b_x27 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
+        b_sum_x5 += tl.sum((b_k2 * b_xx4), 1)  # [C] gated_deltanet.rec:14
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         dk.store(
             [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in[:, None] * b_dYx)).to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] gated_deltanet.rec:14
         b_ddecay_in += tl.sum(((scale * (b_q2 * b_dox)) - (b_k2 * b_dYx)), 1)  # [C] gated_deltanet.rec:14
     tl.store(
-        dbeta + (i_row + o_t) * H + i_h, ((b_sum_x3 + (b_decay_out * b_sum_x)) + (scale * (b_sum_x4 * b_x8))), mask=m_t
+        dbeta + (i_row + o_t) * H + i_h,
+        ((b_decay_out * b_sum_x) + ((scale * (b_sum_x3 + (b_sum_x4 * b_x9))) - b_sum_x5)),
+        mask=m_t,
     )  # [C] gated_deltanet.rec:14
     b_sum_dD = chunk_sum(b_dD, True, False)  # [C] gated_deltanet.rec:14
     b_g = tl.load(g + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:12
-    b_x39 = 1.0 - log_decay_resets(b_g)  # [C]
-    b_sum_x2 = chunk_sum((b_decay_out * (b_beta * b_sum_x)), False, True)  # [C] gated_deltanet.rec:14
+    b_x37 = 1.0 - log_decay_resets(b_g)  # [C]
+    b_sum_x2 = chunk_sum((b_decay_out * b_beta * b_sum_x), False, True)  # [C] gated_deltanet.rec:14
     b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
     b_sum_dG = chunk_sum((b_decay_in * b_ddecay_in), True, False)  # [C] gated_deltanet.rec:12
     tl.store(
         dg + (i_row + o_t) * H + i_h,
-        ((b_sum_dD * b_x39) + (b_x39 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
+        ((b_sum_dD * b_x37) + (b_x37 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
         mask=m_t,
     )  # [C] gated_deltanet.rec:14
 
@@ -692,11 +695,11 @@ def recurrent_forward_kernel(
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] gated_deltanet.rec:14
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] gated_deltanet.rec:15
         b_x = tl.exp(b_g)
-        b_sum_x = tl.sum((b_S * b_k[None, :]), 1)  # [BV] gated_deltanet.rec:14
-        b_x9 = (b_S * b_x) + (b_k[None, :] * ((b_beta * b_v) - (b_beta * (b_x * b_sum_x)))[:, None])  # [BV, BK]
-        b_sum_x2 = tl.sum((b_x9 * b_q[None, :]), 1)  # [BV] gated_deltanet.rec:15
+        b_sum_x = tl.sum((b_k[None, :] * b_S), 1)  # [BV] gated_deltanet.rec:14
+        b_x8 = (b_x * b_S) + (b_k[None, :] * ((b_beta * b_v) - (b_beta * b_x * b_sum_x))[:, None])  # [BV, BK]
+        b_sum_x2 = tl.sum((b_q[None, :] * b_x8), 1)  # [BV] gated_deltanet.rec:15
         tl.store(o + i_x * V + o_v, (scale * b_sum_x2), mask=o_v < V)  # [BV] gated_deltanet.rec:15
-        b_S = b_x9  # [BV, BK] gated_deltanet.rec:14
+        b_S = b_x8  # [BV, BK] gated_deltanet.rec:14
     if final_state is not None:
         tl.store(final_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_S, mask=m_s)
 
@@ -767,9 +770,9 @@ def recurrent_backward_kernel(
             b_beta = tl.load(beta + i_x).to(tl.float32)  # gated_deltanet.rec:14
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] gated_deltanet.rec:14
             b_x = tl.exp(b_g)
-            b_sum_x = tl.sum((b_S * b_k[None, :]), 1)  # [BV] gated_deltanet.rec:14
-            b_S = (b_S * b_x) + (
-                b_k[None, :] * ((b_beta * b_v) - (b_beta * (b_x * b_sum_x)))[:, None]
+            b_sum_x = tl.sum((b_k[None, :] * b_S), 1)  # [BV] gated_deltanet.rec:14
+            b_S = (b_x * b_S) + (
+                b_k[None, :] * ((b_beta * b_v) - (b_beta * b_x * b_sum_x))[:, None]
             )  # [BV, BK] gated_deltanet.rec:14
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
@@ -788,25 +791,24 @@ def recurrent_backward_kernel(
             b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] gated_deltanet.rec:15
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
             b_x = tl.exp(b_g)
-            b_sum_x = tl.sum((b_state2 * b_k[None, :]), 1)  # [BV] gated_deltanet.rec:14
+            b_sum_x = tl.sum((b_k[None, :] * b_state2), 1)  # [BV] gated_deltanet.rec:14
             b_x7 = (b_beta * b_v) - (b_beta * (b_x * b_sum_x))  # [BV]
             b_sum_x2 = tl.sum(
-                (((b_state2 * b_x) + (b_k[None, :] * b_x7[:, None])) * b_do[:, None]), 0
+                (b_do[:, None] * ((b_x * b_state2) + (b_k[None, :] * b_x7[:, None]))), 0
             )  # [BK] gated_deltanet.rec:15
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x2), mask=o_k < K
             )  # [BK] gated_deltanet.rec:15
-            b_x13 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_sum_x3 = tl.sum((b_x7[:, None] * b_x13), 0)  # [BK] gated_deltanet.rec:14
-            b_sum_x4 = tl.sum((b_k[None, :] * b_x13), 1)  # [BV] gated_deltanet.rec:14
-            b_sum_x5 = tl.sum((b_state2 * b_sum_x4[:, None]), 0)  # [BK] gated_deltanet.rec:14
+            b_x12 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_sum_x3 = tl.sum((b_x7[:, None] * b_x12), 0)  # [BK] gated_deltanet.rec:14
+            b_sum_x4 = tl.sum((b_k[None, :] * b_x12), 1)  # [BV] gated_deltanet.rec:14
+            b_sum_x5 = tl.sum((b_sum_x4[:, None] * b_state2), 0)  # [BK] gated_deltanet.rec:14
             tl.store(
-                dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_sum_x3 - (b_sum_x5 * (b_x * b_beta))), mask=o_k < K
+                dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_sum_x3 - ((b_x * b_beta) * b_sum_x5)), mask=o_k < K
             )  # [BK] gated_deltanet.rec:14
-            b_dv = b_beta * b_sum_x4  # [BV]
-            tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] gated_deltanet.rec:14
+            tl.store(dv + (i_x) * V + o_v, (b_beta * b_sum_x4), mask=o_v < V)  # [BV] gated_deltanet.rec:14
             b_sum_x6 = tl.sum((b_sum_x * b_sum_x4)[None, :])  # gated_deltanet.rec:14
-            b_sum_x7 = tl.sum((b_state2 * b_x13), 0)  # [BK] gated_deltanet.rec:12
+            b_sum_x7 = tl.sum((b_state2 * b_x12), 0)  # [BK] gated_deltanet.rec:12
             b_sum_x8 = tl.sum(b_sum_x7[None, :])  # gated_deltanet.rec:12
             tl.store(
                 dg + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_x * ((-(b_beta * b_sum_x6)) + b_sum_x8))
@@ -815,7 +817,9 @@ def recurrent_backward_kernel(
             tl.store(
                 dbeta + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_sum_x9 - (b_x * b_sum_x6))
             )  # gated_deltanet.rec:14
-            b_D = (b_k[None, :] * (-(b_x * b_dv))[:, None]) + (b_x * b_x13)  # [BV, BK] gated_deltanet.rec:12
+            b_D = (b_k[None, :] * (-(b_x * b_beta * b_sum_x4))[:, None]) + (
+                b_x * b_x12
+            )  # [BV, BK] gated_deltanet.rec:12
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)

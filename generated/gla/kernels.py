@@ -405,7 +405,7 @@ def chunk_scan_kernel(
         else:
             o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:12
-        b_S1 = tl.dot(b_v2, b_w_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION)  # [BV, BK] gla.rec:12
+        b_S1 = tl.dot(b_v2, b_w_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION)  # [BV, BK] gla.rec:12
         b_S = b_S1  # [BV, BK] gla.rec:12
     if final_state is not None:
         tl.store(
@@ -521,7 +521,7 @@ def chunk_states_kernel(
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gla.rec:12
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:12
         b_S1 = tl.dot(
-            tl.trans(b_v), b_w_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            tl.trans(b_v), b_w_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] gla.rec:12
         b_S = b_S1  # [BV, BK] gla.rec:12
 
@@ -722,9 +722,9 @@ def chunk_gradient_kernel(
     if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
         b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-        b_x9 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-        b_x10 = scale * b_x9  # [C]
-        b_x15 = tl.trans(b_x3)  # [C, C]
+        b_x8 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+        b_x9 = scale * b_x8  # [C]
+        b_x14 = tl.trans(b_x3)  # [C, C]
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
@@ -740,10 +740,10 @@ def chunk_gradient_kernel(
             b_xx = tl.dot(b_x3, b_x6, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-            b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_x11 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((scale * (b_decay_read * b_xx)) + (b_k2 * b_x10[:, None])) + (b_decay_in * b_x12))
+                (((scale * (b_decay_read * b_xx)) + (b_x9[:, None] * b_k2)) + (b_decay_in * b_x11))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
@@ -756,19 +756,19 @@ def chunk_gradient_kernel(
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_x17 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x15, b_x17, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_x16 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x14, b_x16, input_precision=PRECISION)  # [C, BK] gla.rec:13
             b_dk = (b_decay_out * b_dw_out2) + (scale * (b_decay_write * b_xx2))  # [C, BK] gla.rec:13
             dk.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_q2 * b_x10[:, None])).to(dk.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x9[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] gla.rec:13
-            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:12
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
-                scale * (b_x17.to(tl.float32) * b_xx)
+                scale * (b_x16.to(tl.float32) * b_xx)
             )  # [C, BK] gla.rec:13
             b_dG2 = b_dG - (scale * (b_x6.to(tl.float32) * b_xx2))  # [C, BK] gla.rec:13
-            b_sum_dG = chunk_sum((b_dG2 + (b_decay_in * (b_q2 * b_x12))), True, False)  # [C, BK] gla.rec:11
+            b_sum_dG = chunk_sum((b_dG2 + (b_decay_in * b_q2 * b_x11)), True, False)  # [C, BK] gla.rec:11
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -931,23 +931,23 @@ def chunk_gradient_steep_kernel(
             b_xx6 = tl.dot(b_x61, b_x63, input_precision=PRECISION)  # [C, BK] gla.rec:13
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_k2 * b_x3[:, None]) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
+                (((b_x3[:, None] * b_k2) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
             b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * (b_q2 * b_x5))
+                + (b_decay_in * b_q2 * b_x5)
             ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
             b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_decay_out * b_dw_out2) + (b_q2 * b_x3[:, None])) + (scale * (b_x92 + (b_decay_1 * b_xx12))))
+                (((b_decay_out * b_dw_out2) + (b_x3[:, None] * b_q2)) + (scale * (b_x92 + (b_decay_1 * b_xx12))))
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
-            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] gla.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:12
             b_sum_dG = chunk_sum(
                 (b_dG2 - (scale * (b_x134 + (b_x63.to(tl.float32) * b_xx12)))), True, False
             )  # [C, BK] gla.rec:11
@@ -1009,8 +1009,8 @@ def recurrent_forward_kernel(
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] gla.rec:12
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] gla.rec:12
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] gla.rec:13
-        b_x4 = (b_S * tl.exp(b_g)[None, :]) + (b_v[:, None] * b_k[None, :])  # [BV, BK]
-        b_sum_x = tl.sum((b_x4 * b_q[None, :]), 1)  # [BV] gla.rec:13
+        b_x4 = (tl.exp(b_g)[None, :] * b_S) + (b_v[:, None] * b_k[None, :])  # [BV, BK]
+        b_sum_x = tl.sum((b_q[None, :] * b_x4), 1)  # [BV] gla.rec:13
         tl.store(o + i_x * V + o_v, (scale * b_sum_x), mask=o_v < V)  # [BV] gla.rec:13
         b_S = b_x4  # [BV, BK] gla.rec:12
     if final_state is not None:
@@ -1079,7 +1079,7 @@ def recurrent_backward_kernel(
             b_g = tl.load(g + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] gla.rec:11
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] gla.rec:12
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] gla.rec:12
-            b_S = (b_S * tl.exp(b_g)[None, :]) + (b_v[:, None] * b_k[None, :])  # [BV, BK] gla.rec:12
+            b_S = (tl.exp(b_g)[None, :] * b_S) + (b_v[:, None] * b_k[None, :])  # [BV, BK] gla.rec:12
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
             i_t = i_last - 1 - i_back
@@ -1097,19 +1097,19 @@ def recurrent_backward_kernel(
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
             b_x = tl.exp(b_g)  # [BK]
             b_sum_x = tl.sum(
-                (((b_state2 * b_x[None, :]) + (b_v[:, None] * b_k[None, :])) * b_do[:, None]), 0
+                (b_do[:, None] * ((b_x[None, :] * b_state2) + (b_v[:, None] * b_k[None, :]))), 0
             )  # [BK] gla.rec:13
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x), mask=o_k < K
             )  # [BK] gla.rec:13
-            b_x8 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_dk = tl.sum((b_v[:, None] * b_x8), 0)  # [BK] gla.rec:12
+            b_x7 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_dk = tl.sum((b_v[:, None] * b_x7), 0)  # [BK] gla.rec:12
             tl.store(dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dk, mask=o_k < K)  # [BK] gla.rec:12
-            b_dv = tl.sum((b_k[None, :] * b_x8), 1)  # [BV] gla.rec:12
+            b_dv = tl.sum((b_k[None, :] * b_x7), 1)  # [BV] gla.rec:12
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] gla.rec:12
-            b_sum_x2 = tl.sum((b_state2 * b_x8), 0)  # [BK] gla.rec:11
+            b_sum_x2 = tl.sum((b_state2 * b_x7), 0)  # [BK] gla.rec:11
             tl.store(dg + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_x * b_sum_x2), mask=o_k < K)  # [BK] gla.rec:11
-            b_D = b_x[None, :] * b_x8  # [BV, BK] gla.rec:11
+            b_D = b_x[None, :] * b_x7  # [BV, BK] gla.rec:11
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)

@@ -260,7 +260,7 @@ def chunk_prepare_kernel(
         )  # [C, C] kda.rec:16
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_inverse = unit_lower_inverse(
-            (-(tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0) * b_beta[None, :])), XD, PRECISION
+            (-(b_beta[None, :] * tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0))), XD, PRECISION
         )  # [C, C] kda.rec:15
         inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
 
@@ -430,7 +430,7 @@ def chunk_prepare_steep_kernel(
             .reshape(1, C, C),
         )  # [C, C] kda.rec:16
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_inverse = unit_lower_inverse((-(b_score_a_w * b_beta[None, :])), XD, PRECISION)  # [C, C] kda.rec:15
+        b_inverse = unit_lower_inverse((-(b_beta[None, :] * b_score_a_w)), XD, PRECISION)  # [C, C] kda.rec:15
         inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
 
 
@@ -506,7 +506,7 @@ def chunk_scan_kernel(
             o.store([i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV))  # [C, BV] kda.rec:16
         b_x12 = k_decay_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_S1 = tl.dot(
-            b_x7.to(ED), b_x12, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            b_x7.to(ED), b_x12, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] kda.rec:15
         b_S = b_S1  # [BV, BK] kda.rec:15
     if final_state is not None:
@@ -648,7 +648,7 @@ def chunk_states_kernel(
             U.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U).to(U.dtype).reshape(1, C, BV))  # [C, BV] kda.rec:15
         b_x6 = k_decay_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_S1 = tl.dot(
-            (b_beta[None, :] * b_U).to(ED), b_x6, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            (b_beta[None, :] * b_U).to(ED), b_x6, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] kda.rec:15
         b_S = b_S1  # [BV, BK] kda.rec:15
 
@@ -849,10 +849,10 @@ def chunk_gradient_kernel(
         b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
         b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_x10 = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
-        b_x11 = b_beta * scale  # [C]
-        b_x12 = b_x10 * b_x11  # [C]
-        b_x18 = tl.trans(b_x3)  # [C, C]
+        b_x8 = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+        b_x9 = scale * b_beta  # [C]
+        b_x10 = b_x8 * b_x9  # [C]
+        b_x16 = tl.trans(b_x3)  # [C, C]
         b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
         b_dL = tl.where((o_t[:, None] > o_t[None, :]), b_dYU, 0.0)  # [C, C]
         b_dL2 = tl.trans(b_dL)  # [C, C]
@@ -869,15 +869,15 @@ def chunk_gradient_kernel(
             b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
-            b_x7 = ((b_k2 * b_decay_write) * b_beta[:, None]).to(ED)  # [C, BK]
-            b_x36 = b_x7.to(tl.float32)  # [C, BK]
-            b_xx = tl.dot(b_x3, b_x7, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x6 = (b_beta[:, None] * (b_k2 * b_decay_write)).to(ED)  # [C, BK]
+            b_x33 = b_x6.to(tl.float32)  # [C, BK]
+            b_xx = tl.dot(b_x3, b_x6, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-            b_x14 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((scale * (b_decay_read * b_xx)) + (b_k2 * b_x12[:, None])) + (b_decay_in * b_x14))
+                (((scale * (b_decay_read * b_xx)) + (b_x10[:, None] * b_k2)) + (b_decay_in * b_x12))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:16
@@ -888,37 +888,37 @@ def chunk_gradient_kernel(
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
-            b_x16 = b_beta[:, None] * b_Ux2  # [C, BK]
+            b_x14 = b_beta[:, None] * b_Ux2  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
             b_q2 = b_q.to(tl.float32)  # [C, BK]
             b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-            b_x20 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x21 = b_decay_write * b_xx2  # [C, BK]
-            b_dk = (b_decay_out * b_x16) + (b_x21 * b_x11[:, None])  # [C, BK] kda.rec:15
-            b_x53 = ((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x21))  # [C, BK] kda.rec:15
-            b_dLx = tl.dot(b_dL, b_x7, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_dk3 = (b_dk + (b_q2 * b_x12[:, None])) - (b_decay_read * b_dLx)  # [C, BK] kda.rec:15
-            b_x26 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
-            b_dLx2 = tl.dot(b_dL2, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x27 = b_decay_write * b_dLx2  # [C, BK]
-            b_dk4 = b_dk3 - (b_beta[:, None] * b_x27)  # [C, BK] kda.rec:15
-            b_sum_x3 += tl.sum((b_x53 - (b_k2 * b_x27)), 1)  # [C] kda.rec:15
+            b_x18 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] kda.rec:16
+            b_x19 = b_decay_write * b_xx2  # [C, BK]
+            b_dk = (b_decay_out * b_x14) + (b_x9[:, None] * b_x19)  # [C, BK] kda.rec:15
+            b_x47 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x19))  # [C, BK] kda.rec:15
+            b_dLx = tl.dot(b_dL, b_x6, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_dk3 = (b_dk + (b_x10[:, None] * b_q2)) - (b_decay_read * b_dLx)  # [C, BK] kda.rec:15
+            b_x24 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
+            b_dLx2 = tl.dot(b_dL2, b_x24, input_precision=PRECISION)  # [C, BK] kda.rec:15
+            b_x25 = b_decay_write * b_dLx2  # [C, BK]
+            b_dk4 = b_dk3 - (b_beta[:, None] * b_x25)  # [C, BK] kda.rec:15
+            b_sum_x3 += tl.sum((b_x47 - (b_k2 * b_x25)), 1)  # [C] kda.rec:15
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] kda.rec:15
-            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x16)), False, True)  # [C, BK] kda.rec:15
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x14), False, True)  # [C, BK] kda.rec:15
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
-                scale * (b_x20.to(tl.float32) * b_xx)
+                scale * (b_x18.to(tl.float32) * b_xx)
             )  # [C, BK] kda.rec:15
-            b_dG2 = b_dG - (scale * (b_xx2 * b_x36))  # [C, BK] kda.rec:15
-            b_dG3 = b_dG2 - (b_x26.to(tl.float32) * b_dLx)  # [C, BK] kda.rec:15
-            b_dG4 = b_dG3 + (b_x36 * b_dLx2)  # [C, BK] kda.rec:15
+            b_dG2 = b_dG - (scale * (b_xx2 * b_x33))  # [C, BK] kda.rec:15
+            b_dG3 = b_dG2 - (b_x24.to(tl.float32) * b_dLx)  # [C, BK] kda.rec:15
+            b_dG4 = b_dG3 + (b_x33 * b_dLx2)  # [C, BK] kda.rec:15
             b_sum_dG = chunk_sum(
-                (b_dG4 + (b_decay_in * ((b_q2 * b_x14) - (b_k2 * b_dYx2)))), True, False
+                (b_dG4 + (b_decay_in * ((b_q2 * b_x12) - (b_k2 * b_dYx2)))), True, False
             )  # [C, BK] kda.rec:12
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
             dg.store(
@@ -927,7 +927,7 @@ def chunk_gradient_kernel(
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:15
-        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x10))), mask=m_t)  # [C] kda.rec:15
+        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x8))), mask=m_t)  # [C] kda.rec:15
 
 
 @triton.jit
@@ -975,7 +975,7 @@ def chunk_gradient_steep_kernel(
     if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
         b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_x3 = b_beta * scale  # [C]
+        b_x3 = scale * b_beta  # [C]
         b_x4 = b_x * b_x3  # [C]
         b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
         b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
@@ -1022,7 +1022,7 @@ def chunk_gradient_steep_kernel(
             b_decay_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
             b_x13 = tl.where(b_level == 32 + i_z, b_doU, 0.0)  # [C, C]
             b_x14 = b_k2 * b_decay_32  # [C, BK]
-            b_x16 = (b_x14 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x16 = (b_beta[:, None] * b_x14).to(ED)  # [C, BK]
             b_x155 = b_x16.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x13, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x80 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
@@ -1043,7 +1043,7 @@ def chunk_gradient_steep_kernel(
             b_decay_16 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
             b_x23 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
             b_x24 = b_k2 * b_decay_16  # [C, BK]
-            b_x26 = (b_x24 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x26 = (b_beta[:, None] * b_x24).to(ED)  # [C, BK]
             b_x157 = b_x26.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x23, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x28 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] kda.rec:16
@@ -1068,7 +1068,7 @@ def chunk_gradient_steep_kernel(
             b_decay_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
             b_x34 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
             b_x35 = b_k2 * b_decay_8  # [C, BK]
-            b_x37 = (b_x35 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x37 = (b_beta[:, None] * b_x35).to(ED)  # [C, BK]
             b_x159 = b_x37.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x34, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x39 = b_x28 + (b_decay_8 * b_xx3)  # [C, BK] kda.rec:16
@@ -1093,7 +1093,7 @@ def chunk_gradient_steep_kernel(
             b_decay_4 = tl.exp(tl.minimum((b_x40[:, None] * (b_G2 - b_x41)), 0.0))  # [C, BK]
             b_x45 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
             b_x46 = b_k2 * b_decay_4  # [C, BK]
-            b_x48 = (b_x46 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x48 = (b_beta[:, None] * b_x46).to(ED)  # [C, BK]
             b_x161 = b_x48.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x45, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x50 = b_x39 + (b_decay_4 * b_xx4)  # [C, BK] kda.rec:16
@@ -1118,7 +1118,7 @@ def chunk_gradient_steep_kernel(
             b_decay_2 = tl.exp(tl.minimum((b_x51[:, None] * (b_G2 - b_x52)), 0.0))  # [C, BK]
             b_x56 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
             b_x57 = b_k2 * b_decay_2  # [C, BK]
-            b_x59 = (b_x57 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x59 = (b_beta[:, None] * b_x57).to(ED)  # [C, BK]
             b_x163 = b_x59.to(tl.float32)  # [C, BK]
             b_xx5 = tl.dot(b_x56, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x61 = b_x50 + (b_decay_2 * b_xx5)  # [C, BK] kda.rec:16
@@ -1143,12 +1143,12 @@ def chunk_gradient_steep_kernel(
             b_decay_1 = tl.exp(tl.minimum((b_x62[:, None] * (b_G2 - b_x63)), 0.0))  # [C, BK]
             b_x67 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
             b_x68 = b_k2 * b_decay_1  # [C, BK]
-            b_x70 = (b_x68 * b_beta[:, None]).to(ED)  # [C, BK]
+            b_x70 = (b_beta[:, None] * b_x68).to(ED)  # [C, BK]
             b_x192 = b_x70.to(tl.float32)  # [C, BK]
             b_xx6 = tl.dot(b_x67, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:16
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (((b_k2 * b_x4[:, None]) + (b_decay_in * b_x6)) + (scale * (b_x61 + (b_decay_1 * b_xx6))))
+                (((b_x4[:, None] * b_k2) + (b_decay_in * b_x6)) + (scale * (b_x61 + (b_decay_1 * b_xx6))))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:16
@@ -1156,11 +1156,11 @@ def chunk_gradient_steep_kernel(
             b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
             b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
-            b_dk3 = (((b_decay_out * b_x74) + (b_q2 * b_x4[:, None])) - (b_decay_in * b_dYx2)) + (
-                b_x106 * b_x3[:, None]
+            b_dk3 = (((b_decay_out * b_x74) + (b_x4[:, None] * b_q2)) - (b_decay_in * b_dYx2)) + (
+                b_x3[:, None] * b_x106
             )  # [C, BK] kda.rec:15
             b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
-            b_x225 = ((b_k2 * b_decay_out) * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
+            b_x222 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
             b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:15
@@ -1171,8 +1171,8 @@ def chunk_gradient_steep_kernel(
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] kda.rec:15
-            b_sum_x4 += tl.sum((b_x225 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
-            b_sum_x2 = chunk_sum((b_decay_out * (b_k2 * b_x74)), False, True)  # [C, BK] kda.rec:15
+            b_sum_x4 += tl.sum((b_x222 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x74), False, True)  # [C, BK] kda.rec:15
             b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -1235,10 +1235,10 @@ def recurrent_forward_kernel(
         b_beta = tl.load(beta + i_x).to(tl.float32)  # kda.rec:15
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] kda.rec:15
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] kda.rec:16
-        b_x2 = b_S * tl.exp(b_g)[None, :]  # [BV, BK]
-        b_sum_x = tl.sum((b_x2 * b_k[None, :]), 1)  # [BV] kda.rec:15
+        b_x2 = tl.exp(b_g)[None, :] * b_S  # [BV, BK]
+        b_sum_x = tl.sum((b_k[None, :] * b_x2), 1)  # [BV] kda.rec:15
         b_x8 = b_x2 + (b_k[None, :] * ((b_beta * b_v) - (b_beta * b_sum_x))[:, None])  # [BV, BK]
-        b_sum_x2 = tl.sum((b_x8 * b_q[None, :]), 1)  # [BV] kda.rec:16
+        b_sum_x2 = tl.sum((b_q[None, :] * b_x8), 1)  # [BV] kda.rec:16
         tl.store(o + i_x * V + o_v, (scale * b_sum_x2), mask=o_v < V)  # [BV] kda.rec:16
         b_S = b_x8  # [BV, BK] kda.rec:15
     if final_state is not None:
@@ -1310,8 +1310,8 @@ def recurrent_backward_kernel(
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] kda.rec:15
             b_beta = tl.load(beta + i_x).to(tl.float32)  # kda.rec:15
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] kda.rec:15
-            b_x2 = b_S * tl.exp(b_g)[None, :]  # [BV, BK]
-            b_sum_x = tl.sum((b_x2 * b_k[None, :]), 1)  # [BV] kda.rec:15
+            b_x2 = tl.exp(b_g)[None, :] * b_S  # [BV, BK]
+            b_sum_x = tl.sum((b_k[None, :] * b_x2), 1)  # [BV] kda.rec:15
             b_S = b_x2 + (b_k[None, :] * ((b_beta * b_v) - (b_beta * b_sum_x))[:, None])  # [BV, BK] kda.rec:15
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
@@ -1330,29 +1330,29 @@ def recurrent_backward_kernel(
             b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] kda.rec:16
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
             b_x = tl.exp(b_g)  # [BK]
-            b_x2 = b_state2 * b_x[None, :]  # [BV, BK]
-            b_sum_x = tl.sum((b_x2 * b_k[None, :]), 1)  # [BV] kda.rec:15
+            b_x2 = b_x[None, :] * b_state2  # [BV, BK]
+            b_sum_x = tl.sum((b_k[None, :] * b_x2), 1)  # [BV] kda.rec:15
             b_x6 = (b_beta * b_v) - (b_beta * b_sum_x)  # [BV]
-            b_sum_x2 = tl.sum(((b_x2 + (b_k[None, :] * b_x6[:, None])) * b_do[:, None]), 0)  # [BK] kda.rec:16
+            b_sum_x2 = tl.sum((b_do[:, None] * (b_x2 + (b_k[None, :] * b_x6[:, None]))), 0)  # [BK] kda.rec:16
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x2), mask=o_k < K
             )  # [BK] kda.rec:16
-            b_x12 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_sum_x3 = tl.sum((b_x6[:, None] * b_x12), 0)  # [BK] kda.rec:15
-            b_sum_x4 = tl.sum((b_k[None, :] * b_x12), 1)  # [BV] kda.rec:15
-            b_sum_x5 = tl.sum((b_state2 * b_sum_x4[:, None]), 0)  # [BK] kda.rec:15
+            b_x11 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_sum_x3 = tl.sum((b_x6[:, None] * b_x11), 0)  # [BK] kda.rec:15
+            b_sum_x4 = tl.sum((b_k[None, :] * b_x11), 1)  # [BV] kda.rec:15
+            b_sum_x5 = tl.sum((b_sum_x4[:, None] * b_state2), 0)  # [BK] kda.rec:15
             tl.store(
-                dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_sum_x3 - (b_sum_x5 * (b_x * b_beta))), mask=o_k < K
+                dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_sum_x3 - (b_sum_x5 * (b_beta * b_x))), mask=o_k < K
             )  # [BK] kda.rec:15
             b_dv = b_beta * b_sum_x4  # [BV]
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] kda.rec:15
-            b_x20 = b_x12 + (b_k[None, :] * (-b_dv)[:, None])  # [BV, BK]
-            b_sum_x6 = tl.sum((b_state2 * b_x20), 0)  # [BK] kda.rec:12
+            b_x19 = b_x11 + (b_k[None, :] * (-b_dv)[:, None])  # [BV, BK]
+            b_sum_x6 = tl.sum((b_state2 * b_x19), 0)  # [BK] kda.rec:12
             tl.store(dg + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_x * b_sum_x6), mask=o_k < K)  # [BK] kda.rec:12
             b_sum_x7 = tl.sum((b_v * b_sum_x4)[None, :])  # kda.rec:15
             b_sum_x8 = tl.sum((b_sum_x * b_sum_x4)[None, :])  # kda.rec:15
             tl.store(dbeta + (i_v.to(tl.int64) * M * T + i_x) * 1, (b_sum_x7 - b_sum_x8))  # kda.rec:15
-            b_D = b_x[None, :] * b_x20  # [BV, BK] kda.rec:12
+            b_D = b_x[None, :] * b_x19  # [BV, BK] kda.rec:12
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)

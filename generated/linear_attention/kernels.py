@@ -340,7 +340,7 @@ def recurrent_forward_kernel(
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] linear_attention.rec:10
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] linear_attention.rec:11
         b_x2 = b_S + (b_v[:, None] * b_k[None, :])  # [BV, BK]
-        b_sum_x = tl.sum((b_x2 * b_q[None, :]), 1)  # [BV] linear_attention.rec:11
+        b_sum_x = tl.sum((b_q[None, :] * b_x2), 1)  # [BV] linear_attention.rec:11
         tl.store(o + i_x * V + o_v, (scale * b_sum_x), mask=o_v < V)  # [BV] linear_attention.rec:11
         b_S = b_x2  # [BV, BK] linear_attention.rec:10
     if final_state is not None:
@@ -421,19 +421,19 @@ def recurrent_backward_kernel(
             b_do = tl.load(do + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] linear_attention.rec:11
             b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] linear_attention.rec:11
             b_sum_x = tl.sum(
-                ((b_P.to(tl.float32) + (b_v[:, None] * b_k[None, :])) * b_do[:, None]), 0
+                (b_do[:, None] * (b_P.to(tl.float32) + (b_v[:, None] * b_k[None, :]))), 0
             )  # [BK] linear_attention.rec:11
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x), mask=o_k < K
             )  # [BK] linear_attention.rec:11
-            b_x6 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_dk = tl.sum((b_v[:, None] * b_x6), 0)  # [BK] linear_attention.rec:10
+            b_x5 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_dk = tl.sum((b_v[:, None] * b_x5), 0)  # [BK] linear_attention.rec:10
             tl.store(
                 dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dk, mask=o_k < K
             )  # [BK] linear_attention.rec:10
-            b_dv = tl.sum((b_k[None, :] * b_x6), 1)  # [BV] linear_attention.rec:10
+            b_dv = tl.sum((b_k[None, :] * b_x5), 1)  # [BV] linear_attention.rec:10
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] linear_attention.rec:10
-            b_D = b_x6  # [BV, BK] linear_attention.rec:11
+            b_D = b_x5  # [BV, BK] linear_attention.rec:11
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)

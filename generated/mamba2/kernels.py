@@ -177,7 +177,8 @@ def chunk_scan_kernel(
         b_P_op = tl.zeros((C, C), ED)
         if T > 0:
             b_P_op = (
-                (
+                b_x4[:, None]
+                * (
                     tl.exp(
                         tl.where(
                             (o_t[None, :] >= o_t[:, None]) & (b_R[None, :] == b_R[:, None]),
@@ -187,10 +188,9 @@ def chunk_scan_kernel(
                     )
                     * tl.dot(b_k, b_q2, input_precision=PRECISION)
                 )
-                * b_x4[:, None]
             ).to(ED)
         b_o2 = tl.dot(
-            b_v2, b_P_op, ((b_decay_in[None, :] * b_qx) + (b_v3 * b_D)), input_precision=PRECISION
+            b_v2, b_P_op, ((b_decay_in[None, :] * b_qx) + (b_D * b_v3)), input_precision=PRECISION
         )  # [BV, C] mamba2.rec:16
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
@@ -199,7 +199,7 @@ def chunk_scan_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] mamba2.rec:16
         b_S1 = tl.dot(
-            (b_decay_out[None, :] * (b_v3 * b_x4[None, :])).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
+            ((b_decay_out * b_x4)[None, :] * b_v3).to(ED), b_k, (b_decay_all * b_S), input_precision=PRECISION
         )  # [BV, BK] mamba2.rec:15
         b_S = b_S1  # [BV, BK] mamba2.rec:15
     if final_state is not None:
@@ -266,9 +266,9 @@ def chunk_states_kernel(
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] mamba2.rec:15
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_S1 = tl.dot(
-            (b_decay_out[None, :] * (tl.trans(b_v).to(tl.float32) * softplus((b_dt + b_dt_bias))[None, :])).to(ED),
+            ((b_decay_out * softplus((b_dt + b_dt_bias)))[None, :] * tl.trans(b_v).to(tl.float32)).to(ED),
             b_k,
-            (b_S * b_decay_all),
+            (b_decay_all * b_S),
             input_precision=PRECISION,
         )  # [BV, BK] mamba2.rec:15
         b_S = b_S1  # [BV, BK] mamba2.rec:15
@@ -430,7 +430,7 @@ def chunk_gradient_kernel(
     b_xdo = tl.dot(tl.trans((b_decay * b_qk).to(ED)), b_do, input_precision=PRECISION)  # [C, BV] mamba2.rec:16
     dv.store(
         [i_b, i_h, i_t * C, 0],
-        (((b_x5[:, None] * (b_decay_out[:, None] * b_kx)) + (b_D2 * b_do2)) + (b_x5[:, None] * b_xdo))
+        ((((b_x5 * b_decay_out)[:, None] * b_kx) + (b_D2 * b_do2)) + (b_x5[:, None] * b_xdo))
         .to(dv.dtype)
         .reshape(1, 1, C, BV),
     )  # [C, BV] mamba2.rec:15
@@ -446,7 +446,7 @@ def chunk_gradient_kernel(
         b_x6 = b_x5[:, None] * b_k2  # [C, BK]
         b_x7 = b_x6.to(ED)  # [C, BK]
         b_xx = tl.dot(b_x3, b_x7, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
-        b_dq = b_xx + (b_x6 * b_x8[:, None])  # [C, BK] mamba2.rec:15
+        b_dq = b_xx + (b_x8[:, None] * b_x6)  # [C, BK] mamba2.rec:15
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
         dq.store(
@@ -458,29 +458,29 @@ def chunk_gradient_kernel(
         b_sum_x += tl.sum((b_k2 * b_vx), 1)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_xx2 = tl.dot(b_x13, b_q, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
-        b_dk = (b_vx * b_x11[:, None]) + (b_x5[:, None] * b_xx2)  # [C, BK] mamba2.rec:16
+        b_dk = (b_x11[:, None] * b_vx) + (b_x5[:, None] * b_xx2)  # [C, BK] mamba2.rec:16
         b_sum_x2 += tl.sum((b_k2 * b_xx2), 1)  # [C] mamba2.rec:16
         b_dD += tl.sum(((b_q.to(tl.float32) * b_xx) - (b_xx2 * b_x7.to(tl.float32))), 1)  # [C] mamba2.rec:16
         b_q2 = b_q.to(tl.float32)  # [C, BK]
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_q2 * b_x15[:, None])).to(dk.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x15[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] mamba2.rec:16
         b_sum_x3 += tl.sum((b_q2 * b_k2), 1)  # [C] mamba2.rec:16
         b_ddecay_in += tl.sum((b_q2 * b_dox), 1)  # [C] mamba2.rec:16
     b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
-    b_x28 = tl.exp(b_A_log)
+    b_x27 = tl.exp(b_A_log)
     b_sum_dD = chunk_sum(b_dD, True, False)  # [C] mamba2.rec:16
-    b_x39 = 1.0 - log_decay_resets(tl.where(m_t[:], (-(b_x28 * b_x5)), 0.0))  # [C]
-    b_sum_x4 = chunk_sum((b_decay_out * (b_x5 * b_sum_x)), False, True)  # [C] mamba2.rec:15
+    b_x38 = 1.0 - log_decay_resets(tl.where(m_t[:], (-(b_x27 * b_x5)), 0.0))  # [C]
+    b_sum_x4 = chunk_sum((b_decay_out * b_x5 * b_sum_x), False, True)  # [C] mamba2.rec:15
     b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
     b_sum_dG = chunk_sum((b_decay_in * b_ddecay_in), True, False)  # [C] mamba2.rec:15
-    b_x49 = tl.where(
-        m_t[:], ((b_sum_dD * b_x39) + (b_x39 * ((b_sum_x4 + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0
+    b_x48 = tl.where(
+        m_t[:], ((b_sum_dD * b_x38) + (b_x38 * ((b_sum_x4 + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0
     )  # [C]
-    b_ddt = ((((b_decay_out * b_sum_x) + b_sum_x2) + (b_sum_x3 * b_x8)) - (b_x28 * b_x49)) * tl.sigmoid(b_x4)  # [C]
+    b_ddt = ((((b_decay_out * b_sum_x) + b_sum_x2) + (b_sum_x3 * b_x8)) - (b_x27 * b_x48)) * tl.sigmoid(b_x4)  # [C]
     tl.store(ddt + (i_row + o_t) * H + i_h, b_ddt, mask=m_t)  # [C] mamba2.rec:15
-    b_sum_x5 = tl.sum(tl.where(m_t[:], (-(b_x5 * b_x49)), 0.0)[None, :])  # mamba2.rec:15
-    tl.store(dA_log + i_c, (b_x28 * b_sum_x5))  # mamba2.rec:15
+    b_sum_x5 = tl.sum(tl.where(m_t[:], (-(b_x5 * b_x48)), 0.0)[None, :])  # mamba2.rec:15
+    tl.store(dA_log + i_c, (b_x27 * b_sum_x5))  # mamba2.rec:15
     b_ddt_bias = tl.sum(tl.where(m_t[:], b_ddt, 0.0)[None, :])  # mamba2.rec:15
     tl.store(ddt_bias + i_c, b_ddt_bias)  # mamba2.rec:15
 
@@ -542,10 +542,10 @@ def recurrent_forward_kernel(
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] mamba2.rec:15
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] mamba2.rec:16
         b_x3 = softplus((b_dt + h_dt_bias))
-        b_x10 = (b_S * tl.exp((-(h_x * b_x3)))) + ((b_x3 * b_v)[:, None] * b_k[None, :])  # [BV, BK]
-        b_sum_x = tl.sum((b_x10 * b_q[None, :]), 1)  # [BV] mamba2.rec:16
-        tl.store(o + i_x * V + o_v, ((b_v * h_D) + b_sum_x), mask=o_v < V)  # [BV] mamba2.rec:16
-        b_S = b_x10  # [BV, BK] mamba2.rec:15
+        b_x9 = (tl.exp((-(h_x * b_x3))) * b_S) + ((b_x3 * b_v)[:, None] * b_k[None, :])  # [BV, BK]
+        b_sum_x = tl.sum((b_q[None, :] * b_x9), 1)  # [BV] mamba2.rec:16
+        tl.store(o + i_x * V + o_v, ((h_D * b_v) + b_sum_x), mask=o_v < V)  # [BV] mamba2.rec:16
+        b_S = b_x9  # [BV, BK] mamba2.rec:15
     if final_state is not None:
         tl.store(final_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_S, mask=m_s)
 
@@ -625,7 +625,7 @@ def recurrent_backward_kernel(
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] mamba2.rec:15
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] mamba2.rec:15
             b_x2 = softplus((b_dt + h_dt_bias))
-            b_S = (b_S * tl.exp((-(h_x * b_x2)))) + ((b_x2 * b_v)[:, None] * b_k[None, :])  # [BV, BK] mamba2.rec:15
+            b_S = (tl.exp((-(h_x * b_x2))) * b_S) + ((b_x2 * b_v)[:, None] * b_k[None, :])  # [BV, BK] mamba2.rec:15
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
             i_t = i_last - 1 - i_back
@@ -645,7 +645,7 @@ def recurrent_backward_kernel(
             b_x2 = softplus(b_x)
             b_x5 = tl.exp((-(h_x * b_x2)))
             b_dq = tl.sum(
-                (((b_state2 * b_x5) + ((b_x2 * b_v)[:, None] * b_k[None, :])) * b_do[:, None]), 0
+                (b_do[:, None] * ((b_x5 * b_state2) + ((b_x2 * b_v)[:, None] * b_k[None, :]))), 0
             )  # [BK] mamba2.rec:16
             tl.store(dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dq, mask=o_k < K)  # [BK] mamba2.rec:16
             b_x12 = b_D + (b_q[None, :] * b_do[:, None])  # [BV, BK]

@@ -173,7 +173,7 @@ def chunk_scan_kernel(
                 )
             ).to(ED)
         b_o = tl.dot(
-            b_v2, b_score_q_w_op, (b_qx * (scale * b_decay_in)[None, :]), input_precision=PRECISION
+            b_v2, b_score_q_w_op, ((scale * b_decay_in)[None, :] * b_qx), input_precision=PRECISION
         )  # [BV, C] retention.rec:13
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o))
@@ -182,7 +182,7 @@ def chunk_scan_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o).to(o.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] retention.rec:13
         b_S1 = tl.dot(
-            (b_v2.to(tl.float32) * b_decay_out[None, :]).to(ED), b_k, (b_S * b_decay_all), input_precision=PRECISION
+            (b_decay_out[None, :] * b_v2.to(tl.float32)).to(ED), b_k, (b_decay_all * b_S), input_precision=PRECISION
         )  # [BV, BK] retention.rec:12
         b_S = b_S1  # [BV, BK] retention.rec:12
     if final_state is not None:
@@ -243,9 +243,9 @@ def chunk_states_kernel(
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] retention.rec:12
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_S1 = tl.dot(
-            (tl.trans(b_v).to(tl.float32) * b_decay_out[None, :]).to(ED),
+            (b_decay_out[None, :] * tl.trans(b_v).to(tl.float32)).to(ED),
             b_k,
-            (b_S * b_decay_all),
+            (b_decay_all * b_S),
             input_precision=PRECISION,
         )  # [BV, BK] retention.rec:12
         b_S = b_S1  # [BV, BK] retention.rec:12
@@ -305,7 +305,7 @@ def chunk_reverse_kernel(
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] retention.rec:12
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_dS0 = tl.dot(
-            (scale * (b_decay_in[None, :] * tl.trans(b_do).to(tl.float32))).to(ED),
+            ((scale * b_decay_in)[None, :] * tl.trans(b_do).to(tl.float32)).to(ED),
             b_q,
             (b_decay_all * b_S),
             input_precision=PRECISION,
@@ -410,7 +410,7 @@ def chunk_gradient_kernel(
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_xx = tl.dot(b_x4, b_k, input_precision=PRECISION)  # [C, BK] retention.rec:13
         b_k2 = b_k.to(tl.float32)  # [C, BK]
-        b_dq = (scale * b_xx) + (b_k2 * b_x7[:, None])  # [C, BK] retention.rec:11
+        b_dq = (scale * b_xx) + (b_x7[:, None] * b_k2)  # [C, BK] retention.rec:11
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] retention.rec:13
         dq.store(
@@ -428,20 +428,20 @@ def chunk_gradient_kernel(
         )  # [C] retention.rec:13
         b_q2 = b_q.to(tl.float32)  # [C, BK]
         dk.store(
-            [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_q2 * b_x7[:, None])).to(dk.dtype).reshape(1, 1, C, BK)
+            [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x7[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
         )  # [C, BK] retention.rec:13
         b_sum_x2 += tl.sum((b_q2 * b_dox), 1)  # [C] retention.rec:13
     b_sum_dD = chunk_sum(b_dD, True, False)  # [C] retention.rec:13
     b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11
-    b_x27 = 1.0 - log_decay_resets(tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0))  # [C]
+    b_x25 = 1.0 - log_decay_resets(tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0))  # [C]
     b_sum_x = chunk_sum((b_decay_out * b_ddecay_out), False, True)  # [C] retention.rec:12
     b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-    b_sum_dG = chunk_sum((b_decay_in * (scale * b_sum_x2)), True, False)  # [C] retention.rec:11
+    b_sum_dG = chunk_sum((scale * (b_decay_in * b_sum_x2)), True, False)  # [C] retention.rec:11
     b_dlog_gamma = tl.sum(
         tl.where(
             m_t[:],
             tl.where(
-                m_t[:], ((b_sum_dD * b_x27) + (b_x27 * ((b_sum_x + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0
+                m_t[:], ((b_sum_dD * b_x25) + (b_x25 * ((b_sum_x + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0
             ),
             0.0,
         )[None, :]
@@ -500,8 +500,8 @@ def recurrent_forward_kernel(
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] retention.rec:12
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] retention.rec:12
         b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] retention.rec:13
-        b_x3 = (b_S * h_x2) + (b_v[:, None] * b_k[None, :])  # [BV, BK]
-        b_sum_x = tl.sum((b_x3 * b_q[None, :]), 1)  # [BV] retention.rec:13
+        b_x3 = (h_x2 * b_S) + (b_v[:, None] * b_k[None, :])  # [BV, BK]
+        b_sum_x = tl.sum((b_q[None, :] * b_x3), 1)  # [BV] retention.rec:13
         tl.store(o + i_x * V + o_v, (scale * b_sum_x), mask=o_v < V)  # [BV] retention.rec:13
         b_S = b_x3  # [BV, BK] retention.rec:12
     if final_state is not None:
@@ -573,7 +573,7 @@ def recurrent_backward_kernel(
             )
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] retention.rec:12
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] retention.rec:12
-            b_S = (b_S * h_x) + (b_v[:, None] * b_k[None, :])  # [BV, BK] retention.rec:12
+            b_S = (h_x * b_S) + (b_v[:, None] * b_k[None, :])  # [BV, BK] retention.rec:12
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
             i_t = i_last - 1 - i_back
@@ -589,20 +589,20 @@ def recurrent_backward_kernel(
             b_q = tl.load(q + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] retention.rec:13
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
             b_sum_x = tl.sum(
-                (((b_state2 * h_x2) + (b_v[:, None] * b_k[None, :])) * b_do[:, None]), 0
+                (b_do[:, None] * ((h_x2 * b_state2) + (b_v[:, None] * b_k[None, :]))), 0
             )  # [BK] retention.rec:13
             tl.store(
                 dq + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (scale * b_sum_x), mask=o_k < K
             )  # [BK] retention.rec:13
-            b_x7 = b_D + (b_q[None, :] * (scale * b_do)[:, None])  # [BV, BK]
-            b_dk = tl.sum((b_v[:, None] * b_x7), 0)  # [BK] retention.rec:12
+            b_x6 = b_D + ((scale * b_q)[None, :] * b_do[:, None])  # [BV, BK]
+            b_dk = tl.sum((b_v[:, None] * b_x6), 0)  # [BK] retention.rec:12
             tl.store(dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dk, mask=o_k < K)  # [BK] retention.rec:12
-            b_dv = tl.sum((b_k[None, :] * b_x7), 1)  # [BV] retention.rec:12
+            b_dv = tl.sum((b_k[None, :] * b_x6), 1)  # [BV] retention.rec:12
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] retention.rec:12
-            b_sum_x2 = tl.sum((b_state2 * b_x7), 0)  # [BK] retention.rec:11
+            b_sum_x2 = tl.sum((b_state2 * b_x6), 0)  # [BK] retention.rec:11
             b_sum_x3 = tl.sum(b_sum_x2[None, :])  # retention.rec:11
             b_dlog_gamma_all += h_x2 * b_sum_x3  # retention.rec:11
-            b_D = h_x2 * b_x7  # [BV, BK] retention.rec:11
+            b_D = h_x2 * b_x6  # [BV, BK] retention.rec:11
         tl.debug_barrier()
     tl.store(dlog_gamma + (i_v.to(tl.int64) * M + i_bh) * 1, b_dlog_gamma_all)
     if d_initial_state is not None:

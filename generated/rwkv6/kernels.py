@@ -202,7 +202,7 @@ def chunk_prepare_kernel(
                 input_precision=PRECISION,
             )  # [C, C] rwkv6.rec:12
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
+            b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv6.rec:12
@@ -282,7 +282,7 @@ def chunk_prepare_steep_kernel(
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_sum_x += tl.sum((b_k2 * (b_r2 * b_u[None, :])), 1)  # [C] rwkv6.rec:12
+            b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv6.rec:12
@@ -434,7 +434,7 @@ def chunk_scan_kernel(
         b_v2 = tl.trans(b_v)  # [BV, C]
         b_score_q_w = score_q_w.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv6.rec:12
         b_xv = tl.dot(b_v2, tl.trans(b_score_q_w), input_precision=PRECISION)  # [BV, C] rwkv6.rec:12
-        b_o2 = ((scale * b_xx) + (scale * b_xv)) + (b_v2.to(tl.float32) * (scale * b_sum_x)[None, :])  # [BV, C]
+        b_o2 = ((scale * b_xx) + (scale * b_xv)) + ((scale * b_sum_x)[None, :] * b_v2.to(tl.float32))  # [BV, C]
         if DIRECT:
             store_rows(o, (i_row + o_t) * H + i_h, m_t, o_v, V, tl.trans(b_o2))
         else:
@@ -442,7 +442,7 @@ def chunk_scan_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] rwkv6.rec:12
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
-        b_S1 = tl.dot(b_v2, b_w_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION)  # [BV, BK] rwkv6.rec:13
+        b_S1 = tl.dot(b_v2, b_w_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION)  # [BV, BK] rwkv6.rec:13
         b_S = b_S1  # [BV, BK] rwkv6.rec:13
     if final_state is not None:
         tl.store(
@@ -559,7 +559,7 @@ def chunk_states_kernel(
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
         b_w_out = w_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_S1 = tl.dot(
-            tl.trans(b_v), b_w_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            tl.trans(b_v), b_w_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] rwkv6.rec:13
         b_S = b_S1  # [BV, BK] rwkv6.rec:13
 
@@ -772,13 +772,13 @@ def chunk_gradient_kernel(
         b_x2 = scale * b_sum_x  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
         b_x7 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
-        b_x18 = tl.trans(b_x7)  # [C, C]
+        b_x16 = tl.trans(b_x7)  # [C, C]
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
             b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
+            b_x3 = b_x2[:, None] * b_k2  # [C, BK]
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_w2 = b_w.to(tl.float32)  # [C, BK]
             b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
@@ -794,9 +794,9 @@ def chunk_gradient_kernel(
             b_dr = (b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))  # [C, BK] rwkv6.rec:12
             b_decay_in = tl.exp(b_G_before)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-            b_x13 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
             dr.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x13)).to(dr.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x12)).to(dr.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] rwkv6.rec:12
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -807,18 +807,18 @@ def chunk_gradient_kernel(
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
             b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
             b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_x20 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x18, b_x20, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x18 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
+            b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
-                    ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None]))
+                    ((b_decay_out * b_dw_out2) + (b_u[None, :] * b_x2[:, None] * b_r2))
                     + (scale * (b_decay_write * b_xx2))
                 )
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:13
-            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
+            b_sum_x3 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] rwkv6.rec:13
             b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv6.rec:12
             b_sum_dG = chunk_sum(
                 (
@@ -828,13 +828,13 @@ def chunk_gradient_kernel(
                 True,
                 False,
             )  # [C, BK] rwkv6.rec:13
-            b_x29 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+            b_x25 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
             b_sum_x4 = chunk_sum(
-                ((scale * (b_x20.to(tl.float32) * b_xx)) + (b_decay_in * (b_r2 * b_x13))), True, True
+                ((scale * (b_x18.to(tl.float32) * b_xx)) + (b_decay_in * b_r2 * b_x12)), True, True
             )  # [C, BK] rwkv6.rec:13
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x29 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                ((b_x25 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:12
             b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
             tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
@@ -885,7 +885,7 @@ def chunk_gradient_steep_kernel(
         b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
         b_x2 = scale * b_sum_x  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
-        b_x129 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
+        b_x128 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
         b_x8 = side_of_middle(o_t, 32, True, False)  # [C]
         b_x14 = side_of_middle(o_t, 32, False, True)  # [C]
         b_x21 = side_of_middle(o_t, 16, True, False)  # [C]
@@ -906,7 +906,7 @@ def chunk_gradient_steep_kernel(
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
             b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_x3 = b_k2 * b_x2[:, None]  # [C, BK]
+            b_x3 = b_x2[:, None] * b_k2  # [C, BK]
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_w2 = b_w.to(tl.float32)  # [C, BK]
             b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
@@ -937,11 +937,11 @@ def chunk_gradient_steep_kernel(
             b_write_32 = tl.exp(tl.minimum((b_x14[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
             b_x19 = (b_k2 * b_write_32).to(ED)  # [C, BK]
             b_xx = tl.dot(b_x13, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x97 = (b_r2 * b_read_32).to(ED)  # [C, BK]
-            b_xx7 = tl.dot(tl.trans(b_x13), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x130 = tl.where(b_level == 32 + i_z, b_x129, 0.0)  # [C, C]
-            b_xx13 = tl.dot(tl.trans(b_x130), b_x97, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_xx19 = tl.dot(b_x130, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x96 = (b_r2 * b_read_32).to(ED)  # [C, BK]
+            b_xx7 = tl.dot(tl.trans(b_x13), b_x96, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x129 = tl.where(b_level == 32 + i_z, b_x128, 0.0)  # [C, C]
+            b_xx13 = tl.dot(tl.trans(b_x129), b_x96, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_xx19 = tl.dot(b_x129, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x22 = tl.load(
                 G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -953,14 +953,14 @@ def chunk_gradient_steep_kernel(
             b_x32 = (b_k2 * b_write_16).to(ED)  # [C, BK]
             b_xx2 = tl.dot(b_x26, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x34 = (b_read_32 * b_xx) + (b_read_16 * b_xx2)  # [C, BK] rwkv6.rec:12
-            b_x101 = (b_r2 * b_read_16).to(ED)  # [C, BK]
-            b_xx8 = tl.dot(tl.trans(b_x26), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x103 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
-            b_x134 = tl.where(b_level == 16 + i_z, b_x129, 0.0)  # [C, C]
-            b_xx14 = tl.dot(tl.trans(b_x134), b_x101, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x137 = (b_x19.to(tl.float32) * b_xx13) + (b_x32.to(tl.float32) * b_xx14)  # [C, BK] rwkv6.rec:12
-            b_xx20 = tl.dot(b_x134, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x165 = (b_x97.to(tl.float32) * b_xx19) + (b_x101.to(tl.float32) * b_xx20)  # [C, BK] rwkv6.rec:12
+            b_x100 = (b_r2 * b_read_16).to(ED)  # [C, BK]
+            b_xx8 = tl.dot(tl.trans(b_x26), b_x100, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x102 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
+            b_x133 = tl.where(b_level == 16 + i_z, b_x128, 0.0)  # [C, C]
+            b_xx14 = tl.dot(tl.trans(b_x133), b_x100, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x136 = (b_x19.to(tl.float32) * b_xx13) + (b_x32.to(tl.float32) * b_xx14)  # [C, BK] rwkv6.rec:12
+            b_xx20 = tl.dot(b_x133, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x164 = (b_x96.to(tl.float32) * b_xx19) + (b_x100.to(tl.float32) * b_xx20)  # [C, BK] rwkv6.rec:12
             b_x36 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -972,14 +972,14 @@ def chunk_gradient_steep_kernel(
             b_x46 = (b_k2 * b_write_8).to(ED)  # [C, BK]
             b_xx3 = tl.dot(b_x40, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x48 = b_x34 + (b_read_8 * b_xx3)  # [C, BK] rwkv6.rec:12
-            b_x106 = (b_r2 * b_read_8).to(ED)  # [C, BK]
-            b_xx9 = tl.dot(tl.trans(b_x40), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x108 = b_x103 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
-            b_x139 = tl.where(b_level == 8 + i_z, b_x129, 0.0)  # [C, C]
-            b_xx15 = tl.dot(tl.trans(b_x139), b_x106, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x142 = b_x137 + (b_x46.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
-            b_xx21 = tl.dot(b_x139, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x168 = b_x165 + (b_x106.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
+            b_x105 = (b_r2 * b_read_8).to(ED)  # [C, BK]
+            b_xx9 = tl.dot(tl.trans(b_x40), b_x105, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x107 = b_x102 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
+            b_x138 = tl.where(b_level == 8 + i_z, b_x128, 0.0)  # [C, C]
+            b_xx15 = tl.dot(tl.trans(b_x138), b_x105, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x141 = b_x136 + (b_x46.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
+            b_xx21 = tl.dot(b_x138, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x167 = b_x164 + (b_x105.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
             b_x50 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -991,14 +991,14 @@ def chunk_gradient_steep_kernel(
             b_x60 = (b_k2 * b_write_4).to(ED)  # [C, BK]
             b_xx4 = tl.dot(b_x54, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x62 = b_x48 + (b_read_4 * b_xx4)  # [C, BK] rwkv6.rec:12
-            b_x111 = (b_r2 * b_read_4).to(ED)  # [C, BK]
-            b_xx10 = tl.dot(tl.trans(b_x54), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x113 = b_x108 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
-            b_x144 = tl.where(b_level == 4 + i_z, b_x129, 0.0)  # [C, C]
-            b_xx16 = tl.dot(tl.trans(b_x144), b_x111, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x147 = b_x142 + (b_x60.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
-            b_xx22 = tl.dot(b_x144, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x171 = b_x168 + (b_x111.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
+            b_x110 = (b_r2 * b_read_4).to(ED)  # [C, BK]
+            b_xx10 = tl.dot(tl.trans(b_x54), b_x110, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x112 = b_x107 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
+            b_x143 = tl.where(b_level == 4 + i_z, b_x128, 0.0)  # [C, C]
+            b_xx16 = tl.dot(tl.trans(b_x143), b_x110, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x146 = b_x141 + (b_x60.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
+            b_xx22 = tl.dot(b_x143, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x170 = b_x167 + (b_x110.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
             b_x64 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1010,14 +1010,14 @@ def chunk_gradient_steep_kernel(
             b_x74 = (b_k2 * b_write_2).to(ED)  # [C, BK]
             b_xx5 = tl.dot(b_x68, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_x76 = b_x62 + (b_read_2 * b_xx5)  # [C, BK] rwkv6.rec:12
-            b_x116 = (b_r2 * b_read_2).to(ED)  # [C, BK]
-            b_xx11 = tl.dot(tl.trans(b_x68), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x118 = b_x113 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
-            b_x149 = tl.where(b_level == 2 + i_z, b_x129, 0.0)  # [C, C]
-            b_xx17 = tl.dot(tl.trans(b_x149), b_x116, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x152 = b_x147 + (b_x74.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
-            b_xx23 = tl.dot(b_x149, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x174 = b_x171 + (b_x116.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
+            b_x115 = (b_r2 * b_read_2).to(ED)  # [C, BK]
+            b_xx11 = tl.dot(tl.trans(b_x68), b_x115, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x117 = b_x112 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
+            b_x148 = tl.where(b_level == 2 + i_z, b_x128, 0.0)  # [C, C]
+            b_xx17 = tl.dot(tl.trans(b_x148), b_x115, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x151 = b_x146 + (b_x74.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
+            b_xx23 = tl.dot(b_x148, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x173 = b_x170 + (b_x115.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
             b_x78 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1034,36 +1034,36 @@ def chunk_gradient_steep_kernel(
                 .to(dr.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:12
-            b_x121 = (b_r2 * b_read_1).to(ED)  # [C, BK]
-            b_xx12 = tl.dot(tl.trans(b_x82), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x120 = (b_r2 * b_read_1).to(ED)  # [C, BK]
+            b_xx12 = tl.dot(tl.trans(b_x82), b_x120, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (
-                    ((b_decay_out * b_dw_out2) + ((b_r2 * b_u[None, :]) * b_x2[:, None]))
-                    + (scale * (b_x118 + (b_write_1 * b_xx12)))
+                    ((b_decay_out * b_dw_out2) + (b_u[None, :] * b_x2[:, None] * b_r2))
+                    + (scale * (b_x117 + (b_write_1 * b_xx12)))
                 )
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:13
-            b_sum_x3 = chunk_sum((b_decay_out * (b_k2 * b_dw_out2)), False, True)  # [C, BK] rwkv6.rec:13
-            b_x154 = tl.where(b_level == 1 + i_z, b_x129, 0.0)  # [C, C]
-            b_xx18 = tl.dot(tl.trans(b_x154), b_x121, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_sum_x3 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] rwkv6.rec:13
+            b_x153 = tl.where(b_level == 1 + i_z, b_x128, 0.0)  # [C, C]
+            b_xx18 = tl.dot(tl.trans(b_x153), b_x120, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_sum_dG = chunk_sum(
                 (
                     tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                    - (scale * (b_x152 + (b_x88.to(tl.float32) * b_xx18)))
+                    - (scale * (b_x151 + (b_x88.to(tl.float32) * b_xx18)))
                 ),
                 True,
                 False,
             )  # [C, BK] rwkv6.rec:13
-            b_x159 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
-            b_xx24 = tl.dot(b_x154, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_x158 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+            b_xx24 = tl.dot(b_x153, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             b_sum_x4 = chunk_sum(
-                ((b_decay_in * (b_r2 * b_x6)) + (scale * (b_x174 + (b_x121.to(tl.float32) * b_xx24)))), True, True
+                ((b_decay_in * b_r2 * b_x6) + (scale * (b_x173 + (b_x120.to(tl.float32) * b_xx24)))), True, True
             )  # [C, BK] rwkv6.rec:13
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x159 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                ((b_x158 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:12
 
 
@@ -1120,9 +1120,9 @@ def recurrent_forward_kernel(
         b_r = tl.load(r + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
         b_w = tl.load(w + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
         b_sum_x = tl.sum((h_u * (b_k * b_r))[None, :])  # rwkv6.rec:12
-        b_sum_x2 = tl.sum((b_S * b_r[None, :]), 1)  # [BV] rwkv6.rec:12
-        tl.store(o + i_x * V + o_v, ((b_v * (scale * b_sum_x)) + (scale * b_sum_x2)), mask=o_v < V)  # [BV] rwkv6.rec:12
-        b_S = (b_S * tl.exp(b_w)[None, :]) + (b_v[:, None] * b_k[None, :])  # [BV, BK] rwkv6.rec:13
+        b_sum_x2 = tl.sum((b_r[None, :] * b_S), 1)  # [BV] rwkv6.rec:12
+        tl.store(o + i_x * V + o_v, (((scale * b_sum_x) * b_v) + (scale * b_sum_x2)), mask=o_v < V)  # [BV] rwkv6.rec:12
+        b_S = (tl.exp(b_w)[None, :] * b_S) + (b_v[:, None] * b_k[None, :])  # [BV, BK] rwkv6.rec:13
     if final_state is not None:
         tl.store(final_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_S, mask=m_s)
 
@@ -1193,7 +1193,7 @@ def recurrent_backward_kernel(
             b_w = tl.load(w + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] rwkv6.rec:13
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
-            b_S = (b_S * tl.exp(b_w)[None, :]) + (b_v[:, None] * b_k[None, :])  # [BV, BK] rwkv6.rec:13
+            b_S = (tl.exp(b_w)[None, :] * b_S) + (b_v[:, None] * b_k[None, :])  # [BV, BK] rwkv6.rec:13
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
         for i_back in range(0, i_last - i_first):
             i_t = i_last - 1 - i_back
@@ -1210,9 +1210,9 @@ def recurrent_backward_kernel(
             b_w = tl.load(w + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:13
             b_sum_x = tl.sum((b_v * b_do)[None, :])  # rwkv6.rec:12
             b_x2 = scale * b_sum_x
-            b_x3 = h_u * b_x2  # [BK]
+            b_x3 = b_x2 * h_u  # [BK]
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
-            b_sum_x2 = tl.sum((b_state2 * b_do[:, None]), 0)  # [BK] rwkv6.rec:12
+            b_sum_x2 = tl.sum((b_do[:, None] * b_state2), 0)  # [BK] rwkv6.rec:12
             tl.store(
                 dr + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, ((b_k * b_x3) + (scale * b_sum_x2)), mask=o_k < K
             )  # [BK] rwkv6.rec:12
@@ -1229,8 +1229,8 @@ def recurrent_backward_kernel(
             tl.store(
                 dw + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_x14 * b_sum_x6), mask=o_k < K
             )  # [BK] rwkv6.rec:13
-            b_du_all += b_x9 * b_x2  # [BK] rwkv6.rec:12
-            b_D = (b_r[None, :] * (scale * b_do)[:, None]) + (b_x14[None, :] * b_D)  # [BV, BK] rwkv6.rec:13
+            b_du_all += b_x2 * b_x9  # [BK] rwkv6.rec:12
+            b_D = ((scale * b_r)[None, :] * b_do[:, None]) + (b_x14[None, :] * b_D)  # [BV, BK] rwkv6.rec:13
         tl.debug_barrier()
     tl.store(du + (i_v.to(tl.int64) * M + i_bh) * K + o_k, b_du_all, mask=o_k < K)
     if d_initial_state is not None:

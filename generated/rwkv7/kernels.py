@@ -610,7 +610,7 @@ def chunk_scan_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] rwkv7.rec:13
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-        b_S1 = tl.dot(b_U22, b_w2_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION)  # [BV, BK] rwkv7.rec:12
+        b_S1 = tl.dot(b_U22, b_w2_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION)  # [BV, BK] rwkv7.rec:12
         b_w1_out = w1_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_S12 = tl.dot(b_v2, b_w1_out, b_S1, input_precision=PRECISION)  # [BV, BK] rwkv7.rec:12
         b_S = b_S12  # [BV, BK] rwkv7.rec:12
@@ -686,8 +686,7 @@ def chunk_prepare_backward_kernel(
         b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
         b_decay_out = tl.exp(b_sum_x)  # [C, BK]
         w2_out.store(
-            [i_bh, i_t * C, i_k * BK],
-            ((b_kappa2 * b_a.to(tl.float32)) * b_decay_out).to(w2_out.dtype).reshape(1, C, BK),
+            [i_bh, i_t * C, i_k * BK], (b_kappa2 * b_a.to(tl.float32) * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
         )  # [C, BK] rwkv7.rec:12
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         w1_out.store(
@@ -763,7 +762,7 @@ def chunk_states_kernel(
             U2.store([i_bh, i_t * C, i_v * BV], tl.trans(b_U2).to(U2.dtype).reshape(1, C, BV))  # [C, BV] rwkv7.rec:12
         b_w2_out = w2_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_S1 = tl.dot(
-            b_U2.to(ED), b_w2_out, (b_S * b_decay_all[None, :]), input_precision=PRECISION
+            b_U2.to(ED), b_w2_out, (b_decay_all[None, :] * b_S), input_precision=PRECISION
         )  # [BV, BK] rwkv7.rec:12
         b_w1_out = w1_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_S12 = tl.dot(b_v2, b_w1_out, b_S1, input_precision=PRECISION)  # [BV, BK] rwkv7.rec:12
@@ -1054,13 +1053,13 @@ def chunk_gradient_kernel(
             b_x12 = (b_x10 * b_decay_write).to(ED)  # [C, BK]
             b_x30 = b_x12.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x9, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr2 = ((b_decay_read * b_xx) + (b_k2 * b_x7[:, None])) + (b_decay_read * b_xx2)  # [C, BK] rwkv7.rec:13
+            b_dr2 = ((b_decay_read * b_xx) + (b_x7[:, None] * b_k2)) + (b_decay_read * b_xx2)  # [C, BK] rwkv7.rec:13
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
             dr.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_dr2 + (b_x10 * b_x14[:, None])) + (b_decay_in * b_dq_in2)).to(dr.dtype).reshape(1, 1, C, BK),
+                ((b_dr2 + (b_x14[:, None] * b_x10)) + (b_decay_in * b_dq_in2)).to(dr.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
@@ -1088,7 +1087,7 @@ def chunk_gradient_kernel(
             b_dk = (b_decay_out * b_dw1_out2) + (b_decay_write * b_xx3)  # [C, BK] rwkv7.rec:12
             b_xx4 = tl.dot(b_x31, b_x23, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dG4 = b_dG3 - (b_x30 * b_xx4)  # [C, BK] rwkv7.rec:12
-            b_x61 = (b_decay_out * b_dw2_out2) + (b_decay_write * b_xx4)  # [C, BK] rwkv7.rec:12
+            b_x60 = (b_decay_out * b_dw2_out2) + (b_decay_write * b_xx4)  # [C, BK] rwkv7.rec:12
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_w2 = b_w.to(tl.float32)  # [C, BK]
             b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
@@ -1096,20 +1095,20 @@ def chunk_gradient_kernel(
             b_x37 = (b_kappa2 * b_decay_read2).to(ED)  # [C, BK]
             b_x43 = b_x37.to(tl.float32)  # [C, BK]
             b_dL2x = tl.dot(b_dL22, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG6 = (b_dG4 + (b_decay_in * (b_r2 * b_dq_in2))) + (b_x30 * b_dL2x)  # [C, BK] rwkv7.rec:12
-            b_x65 = (b_x61 + (b_r2 * b_x14[:, None])) - (b_decay_write * b_dL2x)  # [C, BK]
+            b_dG6 = (b_dG4 + (b_decay_in * b_r2 * b_dq_in2)) + (b_x30 * b_dL2x)  # [C, BK] rwkv7.rec:12
+            b_x64 = (b_x60 + (b_x14[:, None] * b_r2)) - (b_decay_write * b_dL2x)  # [C, BK]
             da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x65).to(da.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x64).to(da.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] rwkv7.rec:12
             b_xx5 = tl.dot(b_x40, b_x37, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_dk + (b_r2 * b_x7[:, None])) - (b_decay_write * b_xx5)).to(dk.dtype).reshape(1, 1, C, BK),
+                ((b_dk + (b_x7[:, None] * b_r2)) - (b_decay_write * b_xx5)).to(dk.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
             b_sum_dG = chunk_sum((b_dG6 + (b_x26 * b_xx5)), True, False)  # [C, BK] rwkv7.rec:12
             b_x42 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
             b_dL2x2 = tl.dot(b_dL2, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dkappa = (-(b_decay_read2 * b_dL2x2)) + (b_a2 * b_x65)  # [C, BK] rwkv7.rec:12
+            b_dkappa = (-(b_decay_read2 * b_dL2x2)) + (b_a2 * b_x64)  # [C, BK] rwkv7.rec:12
             b_xx6 = tl.dot(b_x39, b_x5, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG_before = (-(b_x43 * b_dL2x2)) - (b_x43 * b_xx6)  # [C, BK] rwkv7.rec:12
             b_dkappa2 = b_dkappa - (b_decay_read2 * b_xx6)  # [C, BK] rwkv7.rec:12
@@ -1120,9 +1119,7 @@ def chunk_gradient_kernel(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (b_dkappa2 - (b_decay_in2 * b_dYx2)).to(dkappa.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
-            b_sum_x3 = chunk_sum(
-                (b_dG_before - (b_decay_in2 * (b_kappa2 * b_dYx2))), True, True
-            )  # [C, BK] rwkv7.rec:12
+            b_sum_x3 = chunk_sum((b_dG_before - (b_decay_in2 * b_kappa2 * b_dYx2)), True, True)  # [C, BK] rwkv7.rec:12
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_x42 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
@@ -1240,7 +1237,7 @@ def chunk_gradient_steep_kernel(
             b_x14 = (b_k2 * b_write_32).to(ED)  # [C, BK]
             b_x108 = b_x14.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr3 = (((b_k2 * b_x[:, None]) + (b_x3 * b_x4[:, None])) + (b_decay_in * b_dq_in2)) + (
+            b_dr3 = (((b_x[:, None] * b_k2) + (b_x4[:, None] * b_x3)) + (b_decay_in * b_dq_in2)) + (
                 b_write_32 * b_xx
             )  # [C, BK] rwkv7.rec:13
             b_x16 = tl.where(b_level == 32 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
@@ -1252,32 +1249,32 @@ def chunk_gradient_steep_kernel(
             b_x93 = b_x92.to(tl.float32)  # [C, BK]
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * (b_r2 * b_dq_in2))
+                + (b_decay_in * b_r2 * b_dq_in2)
             ) + (b_x93 * b_xx)  # [C, BK] rwkv7.rec:12
             b_dG3 = b_dG2 + (b_x93 * b_xx2)  # [C, BK] rwkv7.rec:12
             b_x98 = tl.where(b_level == 32 + i_z, b_x97, 0.0)  # [C, C]
             b_read_32 = tl.exp(tl.minimum((b_x100[:, None] * (b_G_before - b_x8)), 0.0))  # [C, BK]
             b_x106 = (b_kappa2 * b_read_32).to(ED)  # [C, BK]
-            b_x246 = b_x106.to(tl.float32)  # [C, BK]
+            b_x245 = b_x106.to(tl.float32)  # [C, BK]
             b_xx13 = tl.dot(tl.trans(b_x98), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG4 = b_dG3 + (b_x96 * b_xx13)  # [C, BK] rwkv7.rec:12
             b_x110 = tl.where(b_level == 32 + i_z, b_x109, 0.0)  # [C, C]
             b_xx14 = tl.dot(tl.trans(b_x110), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG5 = b_dG4 + (b_x108 * b_xx14)  # [C, BK] rwkv7.rec:12
             b_xx23 = tl.dot(tl.trans(b_x12), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dk2 = ((b_decay_out * b_dw1_out2) + (b_r2 * b_x[:, None])) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
+            b_dk2 = ((b_decay_out * b_dw1_out2) + (b_x[:, None] * b_r2)) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
             b_xx29 = tl.dot(tl.trans(b_x16), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x332 = ((b_decay_out * b_dw2_out2) + (b_r2 * b_x4[:, None])) + (
+            b_x331 = ((b_decay_out * b_dw2_out2) + (b_x4[:, None] * b_r2)) + (
                 b_write_32 * b_xx29
             )  # [C, BK] rwkv7.rec:12
             b_xx37 = tl.dot(b_x98, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_xx43 = tl.dot(b_x110, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x286 = tl.where(b_level == 32 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx49 = tl.dot(tl.trans(b_x286), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x311 = tl.where(b_level == 32 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx55 = tl.dot(b_x311, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx61 = tl.dot(tl.trans(b_x311), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx67 = tl.dot(b_x286, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x285 = tl.where(b_level == 32 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx49 = tl.dot(tl.trans(b_x285), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x310 = tl.where(b_level == 32 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx55 = tl.dot(b_x310, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx61 = tl.dot(tl.trans(b_x310), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx67 = tl.dot(b_x285, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_x21 = tl.load(
                 G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1301,7 +1298,7 @@ def chunk_gradient_steep_kernel(
             b_x119 = tl.where(b_level == 16 + i_z, b_x97, 0.0)  # [C, C]
             b_read_16 = tl.exp(tl.minimum((b_x121[:, None] * (b_G_before - b_x21)), 0.0))  # [C, BK]
             b_x126 = (b_kappa2 * b_read_16).to(ED)  # [C, BK]
-            b_x248 = b_x126.to(tl.float32)  # [C, BK]
+            b_x247 = b_x126.to(tl.float32)  # [C, BK]
             b_xx15 = tl.dot(tl.trans(b_x119), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG8 = b_dG7 + (b_x118 * b_xx15)  # [C, BK] rwkv7.rec:12
             b_x129 = tl.where(b_level == 16 + i_z, b_x109, 0.0)  # [C, C]
@@ -1312,21 +1309,21 @@ def chunk_gradient_steep_kernel(
             b_dk3 = b_dk2 + (b_write_16 * b_xx24)  # [C, BK] rwkv7.rec:12
             b_xx30 = tl.dot(tl.trans(b_x29), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x216 = (b_x96 * b_xx29) + (b_x118 * b_xx30)  # [C, BK] rwkv7.rec:13
-            b_x334 = b_x332 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
+            b_x333 = b_x331 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
             b_xx38 = tl.dot(b_x119, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x250 = (b_x246 * b_xx37) + (b_x248 * b_xx38)  # [C, BK] rwkv7.rec:12
+            b_x249 = (b_x245 * b_xx37) + (b_x247 * b_xx38)  # [C, BK] rwkv7.rec:12
             b_xx44 = tl.dot(b_x129, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x265 = (b_x246 * b_xx43) + (b_x248 * b_xx44)  # [C, BK] rwkv7.rec:12
-            b_x289 = tl.where(b_level == 16 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx50 = tl.dot(tl.trans(b_x289), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x292 = (b_write_32 * b_xx49) + (b_write_16 * b_xx50)  # [C, BK] rwkv7.rec:12
-            b_x313 = tl.where(b_level == 16 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx56 = tl.dot(b_x313, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x315 = (b_read_32 * b_xx55) + (b_read_16 * b_xx56)  # [C, BK] rwkv7.rec:12
-            b_xx62 = tl.dot(tl.trans(b_x313), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x347 = (b_write_32 * b_xx61) + (b_write_16 * b_xx62)  # [C, BK] rwkv7.rec:12
-            b_xx68 = tl.dot(b_x289, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x364 = (b_read_32 * b_xx67) + (b_read_16 * b_xx68)  # [C, BK] rwkv7.rec:12
+            b_x264 = (b_x245 * b_xx43) + (b_x247 * b_xx44)  # [C, BK] rwkv7.rec:12
+            b_x288 = tl.where(b_level == 16 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx50 = tl.dot(tl.trans(b_x288), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x291 = (b_write_32 * b_xx49) + (b_write_16 * b_xx50)  # [C, BK] rwkv7.rec:12
+            b_x312 = tl.where(b_level == 16 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx56 = tl.dot(b_x312, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x314 = (b_read_32 * b_xx55) + (b_read_16 * b_xx56)  # [C, BK] rwkv7.rec:12
+            b_xx62 = tl.dot(tl.trans(b_x312), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x346 = (b_write_32 * b_xx61) + (b_write_16 * b_xx62)  # [C, BK] rwkv7.rec:12
+            b_xx68 = tl.dot(b_x288, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x363 = (b_read_32 * b_xx67) + (b_read_16 * b_xx68)  # [C, BK] rwkv7.rec:12
             b_x34 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1350,7 +1347,7 @@ def chunk_gradient_steep_kernel(
             b_x138 = tl.where(b_level == 8 + i_z, b_x97, 0.0)  # [C, C]
             b_read_8 = tl.exp(tl.minimum((b_x140[:, None] * (b_G_before - b_x34)), 0.0))  # [C, BK]
             b_x145 = (b_kappa2 * b_read_8).to(ED)  # [C, BK]
-            b_x251 = b_x145.to(tl.float32)  # [C, BK]
+            b_x250 = b_x145.to(tl.float32)  # [C, BK]
             b_xx17 = tl.dot(tl.trans(b_x138), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG12 = b_dG11 + (b_x137 * b_xx17)  # [C, BK] rwkv7.rec:12
             b_x148 = tl.where(b_level == 8 + i_z, b_x109, 0.0)  # [C, C]
@@ -1361,21 +1358,21 @@ def chunk_gradient_steep_kernel(
             b_dk4 = b_dk3 + (b_write_8 * b_xx25)  # [C, BK] rwkv7.rec:12
             b_xx31 = tl.dot(tl.trans(b_x42), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x219 = b_x216 + (b_x137 * b_xx31)  # [C, BK] rwkv7.rec:13
-            b_x336 = b_x334 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
+            b_x335 = b_x333 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
             b_xx39 = tl.dot(b_x138, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x253 = b_x250 + (b_x251 * b_xx39)  # [C, BK] rwkv7.rec:12
+            b_x252 = b_x249 + (b_x250 * b_xx39)  # [C, BK] rwkv7.rec:12
             b_xx45 = tl.dot(b_x148, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x267 = b_x265 + (b_x251 * b_xx45)  # [C, BK] rwkv7.rec:12
-            b_x293 = tl.where(b_level == 8 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx51 = tl.dot(tl.trans(b_x293), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x296 = b_x292 + (b_write_8 * b_xx51)  # [C, BK] rwkv7.rec:12
-            b_x316 = tl.where(b_level == 8 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx57 = tl.dot(b_x316, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x318 = b_x315 + (b_read_8 * b_xx57)  # [C, BK] rwkv7.rec:12
-            b_xx63 = tl.dot(tl.trans(b_x316), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x350 = b_x347 + (b_write_8 * b_xx63)  # [C, BK] rwkv7.rec:12
-            b_xx69 = tl.dot(b_x293, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x366 = b_x364 + (b_read_8 * b_xx69)  # [C, BK] rwkv7.rec:12
+            b_x266 = b_x264 + (b_x250 * b_xx45)  # [C, BK] rwkv7.rec:12
+            b_x292 = tl.where(b_level == 8 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx51 = tl.dot(tl.trans(b_x292), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x295 = b_x291 + (b_write_8 * b_xx51)  # [C, BK] rwkv7.rec:12
+            b_x315 = tl.where(b_level == 8 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx57 = tl.dot(b_x315, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x317 = b_x314 + (b_read_8 * b_xx57)  # [C, BK] rwkv7.rec:12
+            b_xx63 = tl.dot(tl.trans(b_x315), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x349 = b_x346 + (b_write_8 * b_xx63)  # [C, BK] rwkv7.rec:12
+            b_xx69 = tl.dot(b_x292, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x365 = b_x363 + (b_read_8 * b_xx69)  # [C, BK] rwkv7.rec:12
             b_x47 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1399,7 +1396,7 @@ def chunk_gradient_steep_kernel(
             b_x157 = tl.where(b_level == 4 + i_z, b_x97, 0.0)  # [C, C]
             b_read_4 = tl.exp(tl.minimum((b_x159[:, None] * (b_G_before - b_x47)), 0.0))  # [C, BK]
             b_x164 = (b_kappa2 * b_read_4).to(ED)  # [C, BK]
-            b_x254 = b_x164.to(tl.float32)  # [C, BK]
+            b_x253 = b_x164.to(tl.float32)  # [C, BK]
             b_xx19 = tl.dot(tl.trans(b_x157), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG16 = b_dG15 + (b_x156 * b_xx19)  # [C, BK] rwkv7.rec:12
             b_x167 = tl.where(b_level == 4 + i_z, b_x109, 0.0)  # [C, C]
@@ -1410,21 +1407,21 @@ def chunk_gradient_steep_kernel(
             b_dk5 = b_dk4 + (b_write_4 * b_xx26)  # [C, BK] rwkv7.rec:12
             b_xx32 = tl.dot(tl.trans(b_x55), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x222 = b_x219 + (b_x156 * b_xx32)  # [C, BK] rwkv7.rec:13
-            b_x338 = b_x336 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
+            b_x337 = b_x335 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
             b_xx40 = tl.dot(b_x157, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x256 = b_x253 + (b_x254 * b_xx40)  # [C, BK] rwkv7.rec:12
+            b_x255 = b_x252 + (b_x253 * b_xx40)  # [C, BK] rwkv7.rec:12
             b_xx46 = tl.dot(b_x167, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x269 = b_x267 + (b_x254 * b_xx46)  # [C, BK] rwkv7.rec:12
-            b_x297 = tl.where(b_level == 4 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx52 = tl.dot(tl.trans(b_x297), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x300 = b_x296 + (b_write_4 * b_xx52)  # [C, BK] rwkv7.rec:12
-            b_x319 = tl.where(b_level == 4 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx58 = tl.dot(b_x319, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x321 = b_x318 + (b_read_4 * b_xx58)  # [C, BK] rwkv7.rec:12
-            b_xx64 = tl.dot(tl.trans(b_x319), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x353 = b_x350 + (b_write_4 * b_xx64)  # [C, BK] rwkv7.rec:12
-            b_xx70 = tl.dot(b_x297, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x368 = b_x366 + (b_read_4 * b_xx70)  # [C, BK] rwkv7.rec:12
+            b_x268 = b_x266 + (b_x253 * b_xx46)  # [C, BK] rwkv7.rec:12
+            b_x296 = tl.where(b_level == 4 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx52 = tl.dot(tl.trans(b_x296), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x299 = b_x295 + (b_write_4 * b_xx52)  # [C, BK] rwkv7.rec:12
+            b_x318 = tl.where(b_level == 4 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx58 = tl.dot(b_x318, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x320 = b_x317 + (b_read_4 * b_xx58)  # [C, BK] rwkv7.rec:12
+            b_xx64 = tl.dot(tl.trans(b_x318), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x352 = b_x349 + (b_write_4 * b_xx64)  # [C, BK] rwkv7.rec:12
+            b_xx70 = tl.dot(b_x296, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x367 = b_x365 + (b_read_4 * b_xx70)  # [C, BK] rwkv7.rec:12
             b_x60 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1448,7 +1445,7 @@ def chunk_gradient_steep_kernel(
             b_x176 = tl.where(b_level == 2 + i_z, b_x97, 0.0)  # [C, C]
             b_read_2 = tl.exp(tl.minimum((b_x178[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
             b_x183 = (b_kappa2 * b_read_2).to(ED)  # [C, BK]
-            b_x257 = b_x183.to(tl.float32)  # [C, BK]
+            b_x256 = b_x183.to(tl.float32)  # [C, BK]
             b_xx21 = tl.dot(tl.trans(b_x176), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG20 = b_dG19 + (b_x175 * b_xx21)  # [C, BK] rwkv7.rec:12
             b_x186 = tl.where(b_level == 2 + i_z, b_x109, 0.0)  # [C, C]
@@ -1459,21 +1456,21 @@ def chunk_gradient_steep_kernel(
             b_dk6 = b_dk5 + (b_write_2 * b_xx27)  # [C, BK] rwkv7.rec:12
             b_xx33 = tl.dot(tl.trans(b_x68), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_x225 = b_x222 + (b_x175 * b_xx33)  # [C, BK] rwkv7.rec:13
-            b_x340 = b_x338 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
+            b_x339 = b_x337 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
             b_xx41 = tl.dot(b_x176, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x259 = b_x256 + (b_x257 * b_xx41)  # [C, BK] rwkv7.rec:12
+            b_x258 = b_x255 + (b_x256 * b_xx41)  # [C, BK] rwkv7.rec:12
             b_xx47 = tl.dot(b_x186, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x271 = b_x269 + (b_x257 * b_xx47)  # [C, BK] rwkv7.rec:12
-            b_x301 = tl.where(b_level == 2 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx53 = tl.dot(tl.trans(b_x301), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x304 = b_x300 + (b_write_2 * b_xx53)  # [C, BK] rwkv7.rec:12
-            b_x322 = tl.where(b_level == 2 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx59 = tl.dot(b_x322, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x324 = b_x321 + (b_read_2 * b_xx59)  # [C, BK] rwkv7.rec:12
-            b_xx65 = tl.dot(tl.trans(b_x322), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x356 = b_x353 + (b_write_2 * b_xx65)  # [C, BK] rwkv7.rec:12
-            b_xx71 = tl.dot(b_x301, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x370 = b_x368 + (b_read_2 * b_xx71)  # [C, BK] rwkv7.rec:12
+            b_x270 = b_x268 + (b_x256 * b_xx47)  # [C, BK] rwkv7.rec:12
+            b_x300 = tl.where(b_level == 2 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx53 = tl.dot(tl.trans(b_x300), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x303 = b_x299 + (b_write_2 * b_xx53)  # [C, BK] rwkv7.rec:12
+            b_x321 = tl.where(b_level == 2 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx59 = tl.dot(b_x321, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x323 = b_x320 + (b_read_2 * b_xx59)  # [C, BK] rwkv7.rec:12
+            b_xx65 = tl.dot(tl.trans(b_x321), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x355 = b_x352 + (b_write_2 * b_xx65)  # [C, BK] rwkv7.rec:12
+            b_xx71 = tl.dot(b_x300, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x369 = b_x367 + (b_read_2 * b_xx71)  # [C, BK] rwkv7.rec:12
             b_x73 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1504,11 +1501,11 @@ def chunk_gradient_steep_kernel(
             b_dk7 = b_dk6 + (b_write_1 * b_xx28)  # [C, BK] rwkv7.rec:12
             b_xx34 = tl.dot(tl.trans(b_x81), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dG25 = b_dG24 - (b_x225 + (b_x226 * b_xx34))  # [C, BK] rwkv7.rec:12
-            b_x342 = b_x340 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
+            b_x341 = b_x339 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
             b_x230 = tl.where(b_level == 1 + i_z, b_x97, 0.0)  # [C, C]
             b_read_1 = tl.exp(tl.minimum((b_x232[:, None] * (b_G_before - b_x73)), 0.0))  # [C, BK]
             b_x237 = (b_kappa2 * b_read_1).to(ED)  # [C, BK]
-            b_x260 = b_x237.to(tl.float32)  # [C, BK]
+            b_x259 = b_x237.to(tl.float32)  # [C, BK]
             b_xx35 = tl.dot(tl.trans(b_x230), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             b_dG26 = b_dG25 + (b_x226 * b_xx35)  # [C, BK] rwkv7.rec:12
             b_x239 = tl.where(b_level == 1 + i_z, b_x109, 0.0)  # [C, C]
@@ -1516,32 +1513,32 @@ def chunk_gradient_steep_kernel(
             b_sum_dG = chunk_sum((b_dG26 + (b_x207 * b_xx36)), True, False)  # [C, BK] rwkv7.rec:12
             b_x242 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
             b_xx42 = tl.dot(b_x230, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG_before = (-(b_decay_in2 * (b_kappa2 * b_dYx2))) - (b_x259 + (b_x260 * b_xx42))  # [C, BK] rwkv7.rec:12
+            b_dG_before = (-(b_decay_in2 * b_kappa2 * b_dYx2)) - (b_x258 + (b_x259 * b_xx42))  # [C, BK] rwkv7.rec:12
             b_xx48 = tl.dot(b_x239, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_sum_x3 = chunk_sum((b_dG_before - (b_x271 + (b_x260 * b_xx48))), True, True)  # [C, BK] rwkv7.rec:12
+            b_sum_x3 = chunk_sum((b_dG_before - (b_x270 + (b_x259 * b_xx48))), True, True)  # [C, BK] rwkv7.rec:12
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_x242 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
-            b_x305 = tl.where(b_level == 1 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx54 = tl.dot(tl.trans(b_x305), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x304 = tl.where(b_level == 1 + i_z, b_dYv, 0.0)  # [C, C]
+            b_xx54 = tl.dot(tl.trans(b_x304), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (b_dk7 - (b_x304 + (b_write_1 * b_xx54))).to(dk.dtype).reshape(1, 1, C, BK),
+                (b_dk7 - (b_x303 + (b_write_1 * b_xx54))).to(dk.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
-            b_x325 = tl.where(b_level == 1 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx60 = tl.dot(b_x325, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dkappa = (-(b_decay_in2 * b_dYx2)) - (b_x324 + (b_read_1 * b_xx60))  # [C, BK] rwkv7.rec:12
-            b_xx66 = tl.dot(tl.trans(b_x325), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x360 = b_x342 - (b_x356 + (b_write_1 * b_xx66))  # [C, BK]
-            b_dkappa2 = b_dkappa + (b_a2 * b_x360)  # [C, BK] rwkv7.rec:12
+            b_x324 = tl.where(b_level == 1 + i_z, b_dYU2, 0.0)  # [C, C]
+            b_xx60 = tl.dot(b_x324, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_dkappa = (-(b_decay_in2 * b_dYx2)) - (b_x323 + (b_read_1 * b_xx60))  # [C, BK] rwkv7.rec:12
+            b_xx66 = tl.dot(tl.trans(b_x324), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_x359 = b_x341 - (b_x355 + (b_write_1 * b_xx66))  # [C, BK]
+            b_dkappa2 = b_dkappa + (b_a2 * b_x359)  # [C, BK] rwkv7.rec:12
             da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x360).to(da.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x359).to(da.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] rwkv7.rec:12
-            b_xx72 = tl.dot(b_x305, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+            b_xx72 = tl.dot(b_x304, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             dkappa.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (b_dkappa2 - (b_x370 + (b_read_1 * b_xx72))).to(dkappa.dtype).reshape(1, 1, C, BK),
+                (b_dkappa2 - (b_x369 + (b_read_1 * b_xx72))).to(dkappa.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
 
 
@@ -1598,13 +1595,13 @@ def recurrent_forward_kernel(
         b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] rwkv7.rec:12
         b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv7.rec:12
         b_r = tl.load(r + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv7.rec:13
-        b_sum_x = tl.sum((b_S * b_kappa[None, :]), 1)  # [BV] rwkv7.rec:12
-        b_x8 = ((b_S * tl.exp(b_w)[None, :]) - (b_sum_x[:, None] * (b_kappa * b_a)[None, :])) + (
+        b_sum_x = tl.sum((b_kappa[None, :] * b_S), 1)  # [BV] rwkv7.rec:12
+        b_x7 = ((tl.exp(b_w)[None, :] * b_S) - (b_sum_x[:, None] * (b_kappa * b_a)[None, :])) + (
             b_v[:, None] * b_k[None, :]
         )  # [BV, BK]
-        b_o = tl.sum((b_x8 * b_r[None, :]), 1)  # [BV] rwkv7.rec:13
+        b_o = tl.sum((b_r[None, :] * b_x7), 1)  # [BV] rwkv7.rec:13
         tl.store(o + i_x * V + o_v, b_o, mask=o_v < V)  # [BV] rwkv7.rec:13
-        b_S = b_x8  # [BV, BK] rwkv7.rec:12
+        b_S = b_x7  # [BV, BK] rwkv7.rec:12
     if final_state is not None:
         tl.store(final_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_S, mask=m_s)
 
@@ -1676,8 +1673,8 @@ def recurrent_backward_kernel(
             b_a = tl.load(a + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv7.rec:12
             b_v = tl.load(v + i_x * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)  # [BV] rwkv7.rec:12
             b_k = tl.load(k + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv7.rec:12
-            b_sum_x = tl.sum((b_S * b_kappa[None, :]), 1)  # [BV] rwkv7.rec:12
-            b_S = ((b_S * tl.exp(b_w)[None, :]) - (b_sum_x[:, None] * (b_kappa * b_a)[None, :])) + (
+            b_sum_x = tl.sum((b_kappa[None, :] * b_S), 1)  # [BV] rwkv7.rec:12
+            b_S = ((tl.exp(b_w)[None, :] * b_S) - (b_sum_x[:, None] * (b_kappa * b_a)[None, :])) + (
                 b_v[:, None] * b_k[None, :]
             )  # [BV, BK] rwkv7.rec:12
         tl.debug_barrier()  # the scratch is read by other threads than wrote it
@@ -1698,35 +1695,37 @@ def recurrent_backward_kernel(
             b_r = tl.load(r + i_x * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv7.rec:13
             b_state2 = b_P.to(tl.float32)  # [BV, BK]
             b_x = tl.exp(b_w)  # [BK]
-            b_sum_x = tl.sum((b_state2 * b_kappa[None, :]), 1)  # [BV] rwkv7.rec:12
-            b_x4 = b_kappa * b_a  # [BK]
+            b_sum_x = tl.sum((b_kappa[None, :] * b_state2), 1)  # [BV] rwkv7.rec:12
             b_dr = tl.sum(
                 (
-                    (((b_state2 * b_x[None, :]) - (b_sum_x[:, None] * b_x4[None, :])) + (b_v[:, None] * b_k[None, :]))
-                    * b_do[:, None]
+                    b_do[:, None]
+                    * (
+                        ((b_x[None, :] * b_state2) - (b_sum_x[:, None] * (b_kappa * b_a)[None, :]))
+                        + (b_v[:, None] * b_k[None, :])
+                    )
                 ),
                 0,
             )  # [BK] rwkv7.rec:13
             tl.store(dr + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dr, mask=o_k < K)  # [BK] rwkv7.rec:13
-            b_x11 = b_D + (b_r[None, :] * b_do[:, None])  # [BV, BK]
-            b_sum_x2 = tl.sum((b_state2 * b_x11), 0)  # [BK] rwkv7.rec:12
+            b_x10 = b_D + (b_r[None, :] * b_do[:, None])  # [BV, BK]
+            b_sum_x2 = tl.sum((b_state2 * b_x10), 0)  # [BK] rwkv7.rec:12
             tl.store(
                 dw + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (b_x * b_sum_x2), mask=o_k < K
             )  # [BK] rwkv7.rec:12
-            b_dk = tl.sum((b_v[:, None] * b_x11), 0)  # [BK] rwkv7.rec:12
+            b_dk = tl.sum((b_v[:, None] * b_x10), 0)  # [BK] rwkv7.rec:12
             tl.store(dk + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, b_dk, mask=o_k < K)  # [BK] rwkv7.rec:12
-            b_dv = tl.sum((b_k[None, :] * b_x11), 1)  # [BV] rwkv7.rec:12
+            b_dv = tl.sum((b_k[None, :] * b_x10), 1)  # [BV] rwkv7.rec:12
             tl.store(dv + (i_x) * V + o_v, b_dv, mask=o_v < V)  # [BV] rwkv7.rec:12
-            b_sum_x3 = tl.sum((b_sum_x[:, None] * b_x11), 0)  # [BK] rwkv7.rec:12
-            b_sum_x4 = tl.sum((b_x4[None, :] * b_x11), 1)  # [BV] rwkv7.rec:12
-            b_sum_x5 = tl.sum((b_state2 * b_sum_x4[:, None]), 0)  # [BK] rwkv7.rec:12
+            b_sum_x3 = tl.sum((b_sum_x[:, None] * b_x10), 0)  # [BK] rwkv7.rec:12
+            b_sum_x4 = tl.sum(((b_kappa * b_a)[None, :] * b_x10), 1)  # [BV] rwkv7.rec:12
+            b_sum_x5 = tl.sum((b_sum_x4[:, None] * b_state2), 0)  # [BK] rwkv7.rec:12
             tl.store(
                 dkappa + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, ((-(b_a * b_sum_x3)) - b_sum_x5), mask=o_k < K
             )  # [BK] rwkv7.rec:12
             tl.store(
                 da + (i_v.to(tl.int64) * M * T + i_x) * K + o_k, (-(b_kappa * b_sum_x3)), mask=o_k < K
             )  # [BK] rwkv7.rec:12
-            b_D = (b_kappa[None, :] * (-b_sum_x4)[:, None]) + (b_x[None, :] * b_x11)  # [BV, BK] rwkv7.rec:12
+            b_D = (b_kappa[None, :] * (-b_sum_x4)[:, None]) + (b_x[None, :] * b_x10)  # [BV, BK] rwkv7.rec:12
         tl.debug_barrier()
     if d_initial_state is not None:
         tl.store(d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None], b_D, mask=m_s)
