@@ -105,8 +105,8 @@ def _piece(q, k, v, g, beta, S, scale):
     x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C] gated_deltanet.rec:14
     x2 = _tiles(_finite(g), N, C)  # [B, H, N, C] gated_deltanet.rec:14
     x3 = _tiles(_resets(g), N, C)  # [B, H, N, C] gated_deltanet.rec:14
-    k = _tiles(k, N, C)  # [B, H, N, C, K] gated_deltanet.rec:14
     beta = _tiles(beta, N, C)  # [B, H, N, C] gated_deltanet.rec:14
+    k = _tiles(k, N, C)  # [B, H, N, C, K] gated_deltanet.rec:14
     v = _tiles(v, N, C)  # [B, H, N, C, V] gated_deltanet.rec:14
     q = _tiles(q, N, C)  # [B, H, N, C, K] gated_deltanet.rec:15
     decay_all = _exp(x.sum(-1))  # [B, H, N] gated_deltanet.rec:15
@@ -114,26 +114,26 @@ def _piece(q, k, v, g, beta, S, scale):
     R = _segment_sum(x3, -1, False, False)  # [B, H, N, C] gated_deltanet.rec:14
     decay = _decay(D, R, D, R, False)  # [B, H, N, C, C] gated_deltanet.rec:14
     inverse = _inverse((k @ k.mT).mul_(decay).mul_(beta[..., None, :]))  # [B, H, N, C, C] gated_deltanet.rec:14
-    x4 = inverse * beta[..., None]  # [B, H, N, C, C] gated_deltanet.rec:14
     decay_in = _exp(_segment_sum(x, -1, False, False))  # [B, H, N, C] gated_deltanet.rec:14
-    x5 = k * decay_in[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14
-    x6 = k * _exp(_segment_sum(x, -1, True, True))[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14
-    x7 = decay_in * scale  # [B, H, N, C] gated_deltanet.rec:15
-    score_q_w = (q @ k.mT).mul_(decay)  # [B, H, N, C, C] gated_deltanet.rec:15
+    x4 = k * decay_in[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14
+    x5 = k * _exp(_segment_sum(x, -1, True, True))[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14
+    x6 = decay_in * scale  # [B, H, N, C] gated_deltanet.rec:15
+    x7 = (q @ k.mT).mul_(decay).mul_(beta[..., None, :])  # [B, H, N, C, C] gated_deltanet.rec:15
     states = []
-    rows = []
-    for decay_all_n, x_n, v_n, x_n2, x_n3 in zip(
+    Us = []
+    for decay_all_n, beta_n, inverse_n, v_n, x_n, x_n2 in zip(
         decay_all[..., None, None].flatten(0, 1).unbind(1),
-        x4.flatten(0, 1).unbind(1),
+        beta[..., None].flatten(0, 1).unbind(1),
+        inverse.flatten(0, 1).unbind(1),
         v.flatten(0, 1).unbind(1),
+        x4.flatten(0, 1).unbind(1),
         x5.flatten(0, 1).unbind(1),
-        x6.flatten(0, 1).unbind(1),
         strict=True,
     ):
         states.append(S)
-        x8 = x_n @ torch.baddbmm(v_n, x_n2, S.mT, alpha=-1)  # [B * H, C, V] gated_deltanet.rec:15
-        rows.append(x8)
-        S = (S * decay_all_n).baddbmm_(x8.mT, x_n3)  # [B * H, V, K]
+        U = inverse_n @ torch.baddbmm(v_n, x_n, S.mT, alpha=-1)  # [B * H, C, V] gated_deltanet.rec:14
+        Us.append(U)
+        S = (S * decay_all_n).baddbmm_((beta_n * U).mT, x_n2)  # [B * H, V, K]
     states = torch.stack(states, 1).unflatten(0, (B, H))  # [B, H, N, ...]
-    rows = torch.stack(rows, 1).unflatten(0, (B, H))  # [B, H, N, ...]
-    return (q @ states.mT).mul_(x7[..., None]).add_((score_q_w @ rows).mul_(scale)), S
+    Us = torch.stack(Us, 1).unflatten(0, (B, H))  # [B, H, N, ...]
+    return (q @ states.mT).mul_(x6[..., None]).add_((x7 @ Us).mul_(scale)), S
