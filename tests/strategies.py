@@ -96,7 +96,9 @@ def recurrences(draw: st.DrawFn) -> str:
 def _updates(spec: Drawn, decay: str, corrections: int) -> list[str]:
     """The lines that change the state, in any order."""
     parallel = corrections == 2 and spec.flip()
-    rows = [_key(spec, i) for i in range(corrections)]
+    rows: list[str] = []  # a unit key, one for both corrections or one each
+    for i in range(corrections):
+        rows.append(rows[0] if rows and spec.flip() else spec.choose(UNIT_KEYS, f"m{i}"))
     strengths = [spec.choose(STRENGTHS, f"beta{i}") for i in range(corrections)]
     if corrections == 1 and decay and spec.flip():
         k, beta = rows[0], strengths[0]
@@ -114,11 +116,6 @@ def _updates(spec: Drawn, decay: str, corrections: int) -> list[str]:
     if not any("v" in line for line in lines):
         lines = [*lines, f"S = S + v @ {spec.choose(KEYS, 'k0')}.T"]
     return list(lines)
-
-
-def _key(spec: Drawn, i: int) -> str:
-    """A unit key, one for both corrections or one each."""
-    return spec.choose(UNIT_KEYS, "m0" if spec.flip() else f"m{i}")
 
 
 def _written(spec: Drawn, k: str, i: int) -> str:

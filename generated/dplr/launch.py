@@ -273,14 +273,19 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
         deep = 3 if facts.dots and width < BK else 2  # what only passes through needs programs, not stages
         # Two programs of four warps share a multiprocessor, where they fit. Never one stage: a loop of descriptor loads in one stage has
         # been seen to go wrong.
-        whole, half = on.shared_memory - 4096, on.shared_memory // 2 - 1024
-        for limit, tile, stages in (
+        whole = (
+            on.shared_memory - 4096 - (C * BV * itemsize if facts.tv else 0)
+        )  # a tile of value channels between two layouts
+        half = on.shared_memory // 2 - 1024
+        tries = [
             (half, width, deep),
             (half, width, 2),
             (whole, width, deep),
             (whole, width, 2),
+            (whole, max(16, width // 2), 2),
             (whole, 16, 2),
-        ):
+        ]
+        for limit, tile, stages in tries:
             moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
             if fixed + stages * moving <= limit and (limit == whole or warps == 4):
                 break
