@@ -409,6 +409,7 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
     groups = _groups(gradients)
     products = _products(groups[-1]) if groups else []
     made = frozenset(n.index for n in products)
+    groups = [left for group in groups if (left := [n for n in group if n.index not in made])]
     scans = [plan.cut([end], given, plan.local, SCAN) for end in (tile.state, tile.d_start)]
     loaded = given | {n.index for scan in scans for n in scan if plan.local(n) and not isinstance(n.op, Load)}
     cuts = [plan.cut(products, loaded, storable, PARALLEL)] if products else []

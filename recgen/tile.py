@@ -10,7 +10,7 @@ from sympy import Expr
 
 from .chunk import CHUNK, ChunkForm, Correction, Reader, Write, Writer
 from .errors import VerifyError
-from .graph import Axes, Axis, Graph, Node, topological
+from .graph import Axes, Axis, Graph, Node, Sum, topological
 from .meaning import Array, evaluate
 from .translate import translate
 from .vjp import gradients
@@ -124,8 +124,7 @@ class _Builder:
         a, kappa = self.row(reader.vector), self.row(writer.vector)
         if gate is None:
             return graph.mask(graph.dot("tk,sk->ts", a, kappa), kind)
-        a, read_scales = self._rows_alone(a)
-        kappa, write_scales = self._rows_alone(kappa)
+        (a, read_scales), (kappa, write_scales) = (self._rows_alone(row, gate) for row in (a, kappa))
         own = kind == "causal" and reader.after and not writer.after  # its own token's decay lies between
         causal = kind == "causal" and not own
         if gate.axes == ("t",):
@@ -138,10 +137,12 @@ class _Builder:
         graph.name(core, f"score_{reader.name}_{writer.name}")
         return graph.mul(*read_scales, *(graph.along(f) if f.axes == ("t",) else f for f in write_scales), core)
 
-    def _rows_alone(self, row: Node) -> tuple[Node, list[Node]]:
-        """A key row, and what scales it as a whole."""
+    def _rows_alone(self, row: Node, gate: Node) -> tuple[Node, list[Node]]:
+        """A key row, and what scales it as a whole. What a row is normalised by stays with it where its scores are kept in the operands'
+        dtype: of raw rows they may be too large."""
         core, scales = self.graph.split_scales(row)
-        return self.graph.mul(core, *(f for f in scales if "k" in f.axes)), [f for f in scales if "k" not in f.axes]
+        inside = [f for f in scales if "k" in f.axes or ("k" in gate.axes and _over_keys(f))]
+        return self.graph.mul(core, *inside), [f for f in scales if f not in inside]
 
     def _place(self, after: bool) -> tuple[Node, Node]:
         """The cumulative log decay without its resets, and how many there were: with the own token's decay or without."""
@@ -177,6 +178,11 @@ def tile(form: ChunkForm) -> TileGraph:
     result = TileGraph(form, graph, start, state, output, d_state, d_output, d_inputs, graph.name(found[start], "dS0"))
     result.verify()
     return result
+
+
+def _over_keys(scale: Node) -> bool:
+    """Whether it is made from a sum over key channels, as a norm is."""
+    return any(isinstance(n.op, Sum) and n.op.axis == "k" for n in topological([scale]))
 
 
 def _value_row(build: _Builder, event: Write | Correction) -> Node:

@@ -51,3 +51,40 @@ for mode in ("chunk", "recurrent"):
 def test_every_mode_agrees_with_the_reference(run_python: RunPython, equation: str, interpreted: str) -> None:
     declared = [f"{name}: {kind}" for name, kind in DECLARED.items() if re.search(rf"\b{name}\b", equation)]
     run_python("-c", RUN, "\n".join([*declared, equation, ""]), TRITON_INTERPRET=interpreted)
+
+
+LARGE = """
+import sys, torch, recgen
+op = recgen.compile(sys.argv[1], name="probe")
+package = sys.modules[op.__module__.rpartition(".")[0]]
+torch.manual_seed(0)
+q, k = (torch.randn(2, 1, 70, 1, 64) * 200).half()
+tensors = [q, k, torch.randn(1, 70, 1, 16).half(), *(torch.rand(1, 70, 1, *d) for d in ((64,), ()))]
+tensors = [-x / 50 if x.shape[-1] == 64 and x.dtype == torch.float32 else x for x in tensors]
+
+def results(op, tensors, **how):
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    o, state = op(*tensors, output_final_state=True, **how)
+    return o, state, *torch.autograd.grad(o.sum() + state.sum(), tensors)
+
+exact = results(package.reference_probe, [x.double() for x in tensors])
+for made, true in zip(results(op, tensors, mode="chunk"), exact, strict=True):
+    assert (made - true).norm() <= 2e-3 * true.norm(), ((made - true).norm() / true.norm()).item()
+"""
+RAW = """
+q: key
+k: key
+v: value
+g: key[log_decay]
+beta: scalar[unit]
+
+S = S @ diag(exp(g))
+S = S + beta * (v - S @ l2norm(k)) @ l2norm(k).T
+o = S @ l2norm(q)
+"""
+
+
+@pytest.mark.slow
+def test_raw_rows_that_are_normalised_may_be_large(run_python: RunPython) -> None:
+    """Of norm 1600: their products are beyond fp16, so they are normalised before a score is kept in it."""
+    run_python("-c", LARGE, RAW, TRITON_INTERPRET="1")

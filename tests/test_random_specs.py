@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recgen.chunk import chunk
+from recgen.emit_chunk import kernel_texts
 from recgen.normalize import NormalForm, normalize
 from recgen.parse import parse
 from recgen.reference import reference_source
 from recgen.sample import InputRow, draw, error, results
+from recgen.schedule import schedule
 from recgen.tile import TileGraph, tile
 from tests.strategies import recurrences
 from tests.torch_path import compiled
@@ -66,6 +68,9 @@ def test_every_level_is_the_token_loop(text: str, T: int, K: int, V: int, gate: 
     graph = tile(form)
     graph.verify()
     _compare_graph(graph, env, start, upstream, d_state, wanted, least)
+    plan = schedule(graph)
+    for kernel in (*plan.forward, *plan.backward):
+        kernel_texts(kernel, plan, "drawn")
     found = results(compiled(graph, K, V), inputs, upstream, initial_state=state, state_grad=d_state)
     for name, x in found.items():
         assert error(x, wanted[name], least) < LIMIT, f"torch, {name}: {error(x, wanted[name], least):.1e}"

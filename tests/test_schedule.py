@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from recgen.chunk import chunk
 from recgen.cost import Sizes, flops
 from recgen.errors import VerifyError
 from recgen.graph import Load, topological
 from recgen.hardware import H200
 from recgen.schedule import Kernel, Schedule, schedule
+from recgen.tile import tile
 from tests.conftest import ROOT, ZOO, RunPython
-from tests.stages import chunk_form, normal, plan, tile_graph
+from tests.stages import chunk_form, form_of, normal, plan, tile_graph
 
 GOLDEN = ROOT / "tests" / "golden"
 DUMPED = ("gated_deltanet", "kda", "rwkv6")
@@ -145,3 +147,23 @@ def test_the_text_sums_up() -> None:
             words = line.replace(",", "").split()
             memory, matmul = (int(words[n - 1]) for n, word in enumerate(words) if word == "us" and words[n - 2] == "in")
             assert int(words[1]) == max(memory, matmul)
+
+
+DECAYS = {"none": "", "scalar": "S = exp(g) * S", "channel": "S = S @ diag(exp(g))"}
+SKIPS = {"": "", "head": "D * v", "head[value]": "D * v", "scalar": "D * v", "value": "D * v", "gated": "sigmoid(D) * v"}
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("skip", SKIPS)
+@pytest.mark.parametrize("decay", DECAYS)
+def test_every_decay_goes_with_every_skip(decay: str, skip: str, delta: bool) -> None:
+    """A gradient that hangs on value rows alone, the skip's, is made once, by whichever kernel has them."""
+    declared = {"q": "key", "k": "key[unit_norm]", "v": "value", "y": "value"}
+    declared |= {"g": f"{'key' if decay == 'channel' else 'scalar'}[log_decay]"} if DECAYS[decay] else {}
+    declared |= {"D": "scalar" if skip == "gated" else skip} if skip else {}
+    write = "S = S + (v - S @ k) @ k.T / 2" if delta else "S = S + v @ k.T"
+    output = f"o = silu(y) * ({' + '.join(filter(None, ('S @ q', SKIPS[skip])))})"
+    text = "\n".join([*(f"{name}: {kind}" for name, kind in declared.items()), "", *filter(None, (DECAYS[decay], write, output)), ""])
+    found = schedule(tile(chunk(form_of(text))))
+    stores = [b.name for kernel in found.backward for b in kernel.stores if b.name.removeprefix("d") in declared]
+    assert sorted(stores) == sorted(f"d{name}" for name in declared)
