@@ -15,6 +15,7 @@ import dataclasses
 import importlib.metadata
 import json
 import multiprocessing
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -328,7 +329,7 @@ def command(
     peer: Annotated[str | None, typer.Option(help=f"Another library to time: {', '.join(PEERS)}.")] = None,
     packages: Annotated[Path, typer.Option(metavar="DIR", help="Where the emitted packages are.")] = Path("generated"),
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write bench.json and benchmarks.md here.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes side by side, for --check and --warm.")] = 14,
+    workers: Annotated[int, typer.Option(help="Processes side by side, for --check and --warm.")] = max(1, (os.cpu_count() or 1) - 2),
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="Start nothing after this, and report what is known.")] = inf,
 ) -> None:
     """Measure emitted ops on this machine: parity, time, and peers that are installed. Exit code 1: something failed or was wrong."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import recgen
 from recgen import cache, package
 from recgen.errors import RecgenError, SpecError
+from recgen.pipeline import compile_spec
 from recgen.resources import Source, find, folder, read, read_all
 from tests.conftest import ROOT, ZOO, RunPython
 
@@ -261,3 +263,19 @@ def test_generated_is_what_the_specs_produce(run_python: RunPython) -> None:
 
 def test_the_whole_zoo_is_read_from_its_folder() -> None:
     assert tuple(source.name for source in read_all(folder("specs"))) == ZOO
+
+
+def specs_of_the_readme() -> list[str]:
+    """Its blocks that declare inputs and write the state."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return [block for block in blocks if re.search(r"^\w+: key", block, re.MULTILINE) and re.search(r"^S = ", block, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("text", specs_of_the_readme())
+def test_a_spec_of_the_readme_compiles(text: str) -> None:
+    compiled = compile_spec(Source("mine", "mine.rec", text))
+    assert compiled.schedule is not None
+
+
+def test_the_readme_has_its_specs() -> None:
+    assert len(specs_of_the_readme()) >= 2
