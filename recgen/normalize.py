@@ -99,14 +99,16 @@ def _update(step: Step, spec: Spec) -> Update:
 
 
 def _check_decay(retention: Expr, step: Step, spec: Spec) -> None:
-    """Refuse a log decay without its exp, and exp of its negative."""
+    """Refuse a log decay without its exp, and one that is never below 0."""
     for f in Mul.make_args(retention):
         logs = [i.name for i in spec.inputs if i.domain.kind == "log_decay" and symbol(i.name) in f.free_symbols]
         if logs and f == symbol(logs[0]):
             hint = f"`{logs[0]}` is a log_decay, the log of what is kept: write exp({logs[0]})"
             _fail(spec, step, f"the state is multiplied by `{logs[0]}`, which is never positive", hint)
-        if logs and isinstance(f, exp) and bounds(f, spec.inputs)[0] >= 1:
-            hint = f"`{logs[0]}` is a log_decay, <= 0 already: write exp({logs[0]})"
+        if isinstance(f, exp) and f.free_symbols and bounds(f, spec.inputs)[0] >= 1:
+            hint = f"the log of what is kept is at most 0: write {exp(-f.args[0])}"
+            if logs:
+                hint = f"`{logs[0]}` is a log_decay, <= 0 already: write exp({logs[0]})"
             _fail(spec, step, f"the state grows by `{f}`, which is never below 1", hint)
 
 

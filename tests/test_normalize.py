@@ -95,10 +95,10 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "S = S - grad(-dot(v, S @ k), S)",
     ),
     "retention": (
-        "S = exp(lam) * S; S = S + v @ k.T",
-        "S = S @ scalar(exp(lam)) + v @ k.T",
-        "S = exp(lam) * S + v @ k.T",
-        "S = v @ k.T - -exp(lam) * S",
+        "S = exp(-lam) * S; S = S + v @ k.T",
+        "S = S @ scalar(exp(-lam)) + v @ k.T",
+        "S = exp(-lam) * S + v @ k.T",
+        "S = v @ k.T - -exp(-lam) * S",
     ),
     "mamba2": (
         "b2 = softplus(b2 + lam); S = exp(-exp(lam) * b2) * S + b2 * v @ k.T; o = S @ q + lam * v",

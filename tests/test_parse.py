@@ -312,6 +312,12 @@ NOT_REPRESENTED = [
     ),
     (HEAD + "g: key[log_decay]\nS = S @ diag(g) + beta * v @ k.T\no = S @ q\n", 6, "multiplied by `g`", "write exp(g)"),
     (HEAD + "g: scalar[log_decay]\nS = exp(-g) * S + beta * v @ k.T\no = S @ q\n", 6, "grows by `exp(-g)`", "<= 0 already: write exp(g)"),
+    (
+        HEAD + "A: head\nS = exp(exp(A) * softplus(beta)) * S + v @ k.T\no = S @ q\n",
+        6,
+        "grows by `exp(exp(A)*softplus(beta))`",
+        "is at most 0: write exp(-exp(A)*softplus(beta))",
+    ),
 ]
 
 
