@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from .graph import (
+from .hardware import Hardware
+from .ops import (
     Along,
     Const,
     Decay,
@@ -28,7 +29,6 @@ from .graph import (
     Valid,
     split_spec,
 )
-from .hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)

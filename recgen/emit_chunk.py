@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .fuse import fuse_sums
-from .graph import Dot, Pull, Rows, Score
 from .lower import ROW, by_pointer, lower
 from .normalize import NormalForm
+from .ops import Dot, Pull, Rows, Score
 from .schedule import Buffer, Kernel, Schedule
 from .scores import Falls, expand, falls
 from .statements import Loop, Lowered

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from sympy import Expr
 
 from .emit_chunk import INDENT, KernelText
-from .graph import Axes, Graph, Load, Node, Sum, topological
+from .graph import Graph
 from .lower import Lowering
 from .normalize import Column, NormalForm, Row
+from .ops import Axes, Load, Node, Sum, topological
 from .schedule import Buffer, Kernel
 from .statements import assemble
 from .translate import translate

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 
 from . import inlined
-from .graph import Axis
 from .lower_torch import AFTER, CHUNK, LOOP, TILE, TOKEN, TorchLowering
+from .ops import Axis
 from .tile import TileGraph
 
 INDENT = "    "

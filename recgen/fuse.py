@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from .graph import Graph, Map, Node, Sum, product_factors, topological
+from .graph import Graph
+from .ops import Map, Node, Sum, product_factors, topological
 from .schedule import Kernel
 
 

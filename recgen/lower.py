@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from .chunk import CHUNK
-from .graph import (
+from .ops import (
     Along,
     Axes,
     Axis,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from .errors import VerifyError
-from .graph import (
+from .ops import (
     Along,
     Axes,
     Const,

@@ -8,7 +8,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import (
+from .ops import (
     Along,
     Axis,
     Const,

@@ -14,8 +14,8 @@ import networkx as nx
 
 from .cost import Sizes, seconds
 from .errors import VerifyError
-from .graph import Const, Dot, Inverse, Load, Map, Node, Pull, Rows, Score, Segment, Sum, TakeDiagonal, Valid, topological
 from .hardware import H200, Hardware
+from .ops import Const, Dot, Inverse, Load, Map, Node, Pull, Rows, Score, Segment, Sum, TakeDiagonal, Valid, topological
 from .tile import TileGraph
 
 SCAN = 0.5  # a scan has one program a head: an operation there costs half as much again

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .chunk import CHUNK
-from .graph import Graph, Node, Pull, Score, Segment, topological
+from .graph import Graph
+from .ops import Node, Pull, Score, Segment, topological
 from .schedule import Buffer, Kernel
 
 Falls = Literal["even", "steep"]

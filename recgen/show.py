@@ -6,7 +6,7 @@ import re
 
 from .chunk_text import columns
 from .cost import Sizes, flops
-from .graph import Inverse, Load, Map, Mask, Node, Score, Segment, Valid, topological
+from .ops import Inverse, Load, Map, Mask, Node, Score, Segment, Valid, topological
 from .schedule import Buffer, Kernel, Layout, Schedule
 from .scores import falls
 from .show_maths import Names

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from .graph import (
+from .meaning import RESET
+from .ops import (
     Along,
     Const,
     Decay,
@@ -29,7 +30,6 @@ from .graph import (
     split_spec,
     topological,
 )
-from .meaning import RESET
 from .tile import TileGraph
 
 FOLD = 44  # a value that is used once and has no name is written into its user when it is at most this long

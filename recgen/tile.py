@@ -10,8 +10,9 @@ from sympy import Expr
 
 from .chunk import CHUNK, ChunkForm, Correction, Reader, Write, Writer
 from .errors import VerifyError
-from .graph import Axes, Axis, Graph, Node, Sum, topological
+from .graph import Graph
 from .meaning import Array, evaluate
+from .ops import Axes, Axis, Node, Sum, topological
 from .translate import translate
 from .vjp import gradients
 

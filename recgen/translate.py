@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from sympy import Abs, Add, Expr, Integer, Mul, Number, Pow, Symbol, exp, log, nan, tanh, zoo
 
-from .graph import Axes, Graph, Node
+from .graph import Graph
 from .normalize import Input
+from .ops import Axes, Node
 
 
 def input_axes(declared: Input) -> Axes:

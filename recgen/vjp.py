@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from .graph import (
+from .graph import Graph
+from .ops import (
     Along,
     Const,
     Decay,
     Diagonal,
     Dot,
     Expand,
-    Graph,
     Inverse,
     Load,
     Map,

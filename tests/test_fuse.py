@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from recgen.fuse import fuse_sums
-from recgen.graph import Load, Node, Sum, topological
 from recgen.meaning import evaluate
+from recgen.ops import Load, Node, Sum, topological
 from recgen.schedule import Kernel
 from recgen.scores import expand, falls
 from tests.conftest import ZOO

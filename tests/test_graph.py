@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recgen.graph import ORDER, Axes, Axis, Dot, Graph, Map, Node, is_number, topological
+from recgen.graph import Graph
 from recgen.meaning import evaluate
+from recgen.ops import ORDER, Axes, Axis, Dot, Map, Node, is_number, topological
 from recgen.vjp import gradients
 from tests.conftest import ROOT, ZOO
 from tests.stages import Array, tile_graph
@@ -25,6 +26,7 @@ PATTERNS = [
     "chunk*",
     "tile",
     "graph",
+    "ops",
     "vjp",
     "meaning",
     "schedule",

@@ -11,8 +11,8 @@ import pytest
 from recgen.chunk import chunk
 from recgen.cost import Sizes, flops
 from recgen.errors import VerifyError
-from recgen.graph import Load, topological
 from recgen.hardware import H200
+from recgen.ops import Load, topological
 from recgen.schedule import Kernel, Schedule, schedule
 from recgen.tile import tile
 from tests.conftest import ROOT, ZOO, RunPython

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from recgen.graph import Dot, Graph, Mask, Node, Pull, Score, topological
+from recgen.graph import Graph
 from recgen.meaning import evaluate
+from recgen.ops import Dot, Mask, Node, Pull, Score, topological
 from recgen.scores import Expansion, Falls, expand, falls
 from tests.conftest import ZOO
 from tests.stages import Array, plan, tile_graph

@@ -11,7 +11,7 @@ import torch
 
 from recgen.chunk import chunk
 from recgen.errors import VerifyError
-from recgen.graph import Decay, Load, Map, Node, Rows, Segment, Sum, Valid, topological
+from recgen.ops import Decay, Load, Map, Node, Rows, Segment, Sum, Valid, topological
 from recgen.parse import parse
 from recgen.sample import results
 from recgen.spec import Spec
