@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .fuse import fuse_sums
 from .lower import ROW, by_pointer, lower
 from .normalize import NormalForm
-from .ops import Dot, Pull, Rows, Score
+from .ops import Dot, Inverse, Pull, Rows, Score
 from .schedule import Buffer, Kernel, Schedule
 from .scores import Falls, expand, falls
 from .statements import Loop, Lowered
@@ -278,5 +278,6 @@ def _tiles(label: str, kernel: Kernel, kind: Falls | None) -> str:
     counts["tk"] += 2 * sum(isinstance(n.op, Rows) and n.op.kind == "middle" for n in inside)
     dots = sum(isinstance(n.op, Dot) for n in inside)
     keeps = any(b.node.axes == ("v", "k") for b in kernel.stores)
-    numbers = ", ".join(map(str, (*counts.values(), dots, kind is not None, keeps)))
+    solves = any(isinstance(n.op, Inverse) for n in inside)
+    numbers = ", ".join(map(str, (*counts.values(), dots, kind is not None, keeps, solves)))
     return f'"{label}": Facts("{kernel.walk}", {numbers})'

@@ -208,7 +208,7 @@ def token_steps(x: torch.Tensor) -> tuple[int, int, int]:
 @dataclass(frozen=True)
 class Facts:
     """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, whether it has scores
-    with a decay per channel, and whether it stores the state of every chunk."""
+    with a decay per channel, stores the state of every chunk, and inverts."""
 
     walk: str
     tk: int
@@ -218,6 +218,7 @@ class Facts:
     dots: int
     channels: bool
     keeps: bool
+    inverts: bool
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
         if facts.dots != 1:  # two passes at least, so that one loads while the other computes
             width = max(16, min(width, BK // 2))
         fixed = (facts.tv * C * BV + facts.ts * C * C) * itemsize
-        warps = 8 if facts.channels or BV > 128 else 4
+        warps = 8 if facts.channels or (BV > 128 and facts.tv + facts.vk) else 4
         deep = 3 if facts.dots and width < BK else 2  # what only passes through needs programs, not stages
         # Two programs of four warps share a multiprocessor, where they fit. Never one stage: a loop of descriptor loads in one stage has
         # been seen to go wrong.
@@ -289,7 +290,9 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
             moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
             if fixed + stages * moving <= limit and (limit == whole or warps == 4):
                 break
-        return Blocks(min(BK, tile), BV, warps, stages)
+        # An inverse is a chain of small products: what hides its latency is other programs, five on a multiprocessor.
+        few = facts.inverts and warps == 4 and itemsize == 2 and not on.hip
+        return Blocks(min(BK, tile), BV, warps, stages, 96 if few else None)
     wide = [(128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2), (32, 4, 3), (32, 4, 2), (16, 4, 2), (16, 4, 1)]
     if itemsize == 4 or on.hip:
         wide = [(32, 4, 2), (16, 4, 2), (16, 4, 1)]

@@ -44,18 +44,18 @@ ARGUMENTS = (
     Argument("g", "tk", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False),
-    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True, False),
-    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True, False),
-    "scan": Facts("forward", 4, 1, 4, 0, 8, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False),
-    "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False, False),
-    "states": Facts("forward", 3, 1, 2, 0, 5, False, True),
-    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True),
-    "products": Facts("parallel", 0, 4, 0, 2, 8, False, False),
-    "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False, False),
-    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True, False),
-    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
+    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True, False, True),
+    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True, False, True),
+    "scan": Facts("forward", 4, 1, 4, 0, 8, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
+    "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False, False, False),
+    "states": Facts("forward", 3, 1, 2, 0, 5, False, True, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True, False),
+    "products": Facts("parallel", 0, 4, 0, 2, 8, False, False, False),
+    "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False, False, False),
+    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True, False, False),
+    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True, False, False),
 }
 
 

@@ -42,18 +42,18 @@ ARGUMENTS = (
     Argument("g", "tk", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True, False),
-    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False, True),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True),
-    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False),
-    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False),
-    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False),
-    "gradient_steep": Facts("parallel", 19, 0, 1, 0, 12, True, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False, False),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True, False, False),
+    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, True, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True, False),
+    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False, False),
+    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False, False),
+    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False, False),
+    "gradient_steep": Facts("parallel", 19, 0, 1, 0, 12, True, False, False),
 }
 
 

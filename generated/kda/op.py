@@ -43,17 +43,17 @@ ARGUMENTS = (
     Argument("beta", "t", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True, False),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 12, True, False),
-    "scan": Facts("forward", 3, 1, 2, 0, 5, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False),
-    "states": Facts("forward", 2, 1, 1, 0, 3, False, True),
-    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True),
-    "products": Facts("parallel", 0, 3, 0, 2, 5, False, False),
-    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True, False),
-    "gradient_steep": Facts("parallel", 20, 0, 2, 0, 24, True, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True, False, True),
+    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 12, True, False, True),
+    "scan": Facts("forward", 3, 1, 2, 0, 5, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False),
+    "states": Facts("forward", 2, 1, 1, 0, 3, False, True, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True, False),
+    "products": Facts("parallel", 0, 3, 0, 2, 5, False, False, False),
+    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True, False, False),
+    "gradient_steep": Facts("parallel", 20, 0, 2, 0, 24, True, False, False),
 }
 
 
