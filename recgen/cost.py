@@ -27,6 +27,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     split_spec,
 )
 
@@ -98,7 +99,7 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
             return count / hardware.special + 3 * count / hardware.lanes
         case Sum(axis=axis):
             return count * sizes.extent(axis) / hardware.lanes + exchange
-        case Mask() | Valid() | Diagonal() | TakeDiagonal():
+        case Mask() | Valid() | Within() | Diagonal() | TakeDiagonal():
             return count / hardware.lanes
         case _:
             assert_never(node.op)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .fuse import fuse_sums
 from .lower import ROW, by_pointer, lower
 from .normalize import NormalForm
-from .ops import Dot, Inverse, Pull, Rows, Score
+from .ops import Dot, Inverse, Node, Pull, Rows, Score
 from .schedule import Buffer, Kernel, Schedule
 from .scores import Falls, expand, falls
 from .statements import Loop, Lowered
@@ -177,7 +177,7 @@ def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText])
         tuple(_tiles(label, kernel, kind) for label, kernel, kind in kernels),
         tuple(f"chunk_{label}_kernel" for label, _, _ in kernels),
         "tl.float16" if _bounded(normal) else "tl.float32",
-        tuple(_gradient(name, node_axes, normal) for name, node_axes in ((n, node.axes) for n, node in plan.tile.d_inputs)),
+        tuple(_gradient(name, plan, node) for name, node in plan.tile.d_inputs),
     )
 
 
@@ -193,10 +193,12 @@ def _bounded(normal: NormalForm) -> bool:
     return all(s.name in bounded for row in rows for s in row.free_symbols)
 
 
-def _gradient(name: str, axes: tuple[str, ...], normal: NormalForm) -> str:
-    if "t" in axes:
-        return f"d{name}"
-    return f"d{name}.sum((0, 2)).to({name}.dtype)"
+def _gradient(name: str, plan: Schedule, node: Node) -> str:
+    """What the backward returns for an input. Two inputs may have one gradient: it is stored under the name of the first."""
+    stored = next(b.name for kernel in plan.backward for b in kernel.stores if b.node is node)
+    if "t" in node.axes:
+        return stored if stored == f"d{name}" else f"{stored}.to({name}.dtype)"
+    return f"{stored}.sum((0, 2)).to({name}.dtype)"
 
 
 def _allocate(*alike: Buffer) -> str:

@@ -52,8 +52,8 @@ def token_graph(normal: NormalForm) -> TokenGraph:
     start = graph.load("state", ("v", "k"), "state")
     versions = [start]
 
-    def elementwise(expr: Expr) -> Node:
-        return translate(graph, expr, normal.inputs, padded=False, token=True)
+    def elementwise(expr: Expr, *, factor: bool = False) -> Node:
+        return translate(graph, expr, normal.inputs, padded=False, token=True, factor=factor)
 
     def row(r: Row) -> Node:
         reads = [graph.mul(elementwise(x.gain), graph.sum(graph.mul(versions[x.version], elementwise(x.vector)), "k")) for x in r.reads]
@@ -65,7 +65,7 @@ def token_graph(normal: NormalForm) -> TokenGraph:
 
     for update in normal.updates:
         graph.line = update.line
-        kept = [graph.mul(elementwise(k.value), elementwise(k.key), versions[k.version]) for k in update.keeps]
+        kept = [graph.mul(elementwise(k.value, factor=True), elementwise(k.key, factor=True), versions[k.version]) for k in update.keeps]
         written = [graph.mul(row(r), column(c)) for r, c in update.outers]
         versions.append(graph.expand(graph.add(*kept, *written), ("v", "k")))
     graph.line = normal.output_line

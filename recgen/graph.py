@@ -30,6 +30,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     is_number,
     order_axes,
     product_factors,
@@ -226,6 +227,9 @@ class Graph:
 
     def valid(self, x: Node) -> Node:
         return self.make(Valid(), (x,), x.axes)
+
+    def within(self, x: Node, axis: Axis) -> Node:
+        return self.make(Within(axis), (x,), x.axes)
 
     def decay(self, read: tuple[Node, Node], write: tuple[Node, Node], *, strict: bool) -> Node:
         apart = strict and read != write  # at s = t the exponent is positive then; otherwise it is 0, and one matrix serves both masks

@@ -37,6 +37,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     is_number,
     product_factors,
     split_spec,
@@ -440,7 +441,7 @@ class Lowering:
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
             case Rows() | Scatter() | Side():
                 return self._rows(node, order, scope)
-            case Mask() | Diagonal() | TakeDiagonal() | Valid():
+            case Mask() | Diagonal() | TakeDiagonal() | Valid() | Within():
                 return self._select(node, order, scope)
             case Decay():
                 read, read_resets, write, write_resets = (self.value(a) for a in node.args)
@@ -531,6 +532,9 @@ class Lowering:
                 return f"tl.where(o_t[:, None] == o_t[None, :], ({value})[:, None], 0.0)"
             case Valid():
                 return f"tl.where({_broadcast('m_t', ('t',), order)}, {value}, 0.0)"
+            case Within(axis=axis):
+                inside = _broadcast(f"(o_{axis} < {axis.upper()})", (axis,), order) if len(order) > 1 else f"o_{axis} < {axis.upper()}"
+                return f"tl.where({inside}, {value}, 0.0)"
             case _:
                 raise ValueError(str(node.op))
 

@@ -33,6 +33,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     is_number,
     order_axes,
     split_spec,
@@ -128,7 +129,7 @@ class TorchLowering:
                 return NUMBER
             case Load(role=role):
                 return TOKEN if role == "input" else AFTER
-            case Map() | Valid():
+            case Map() | Valid() | Within():
                 return inner
             case Expand():
                 return max(inner, TOKEN)
@@ -302,7 +303,7 @@ class TorchLowering:
                 return emit(text, binds, plain=True)  # not fresh: many functions need their result for the gradient
             case Expand():
                 return self._expand(node, scope)
-            case Valid():
+            case Valid() | Within():
                 return self.value(node.args[0], scope)  # rows behind the end are cut in as zeros
             case Sum(axis=axis):
                 trail = self.trail(node.args[0], scope)
@@ -316,7 +317,7 @@ class TorchLowering:
                 return emit(f"{arg(0, 9)}.select({node.args[0].axes.index('t') - len(node.args[0].axes)}, -1)", 9, plain=True)
             case Score():
                 return self._score(node)
-            case Pull() | Scatter() | Side():
+            case Pull() | Decay() | Scatter() | Side():
                 raise VerifyError(f"{node.op} has no place in plain torch")
             case Mask(kind="strict") if node.index in self.below:
                 return self.value(node.args[0], scope)
@@ -325,8 +326,6 @@ class TorchLowering:
                 return self._in_place(node, scope, f"{arg(0, 9)}.tril({below})", 9, ((node.args[0], f"tril_({below})"),))
             case Mask(kind=kind):
                 raise VerifyError(f"a mask {kind} has no place in plain torch")
-            case Decay(strict=strict):
-                return emit(f"_decay({', '.join(arg(i) for i in range(4))}, {strict})", 9, plain=False)
             case Diagonal():
                 return emit(f"torch.diag_embed({arg(0)})", 9, plain=True)
             case TakeDiagonal():
@@ -481,7 +480,7 @@ class TorchLowering:
             left, right = (self._rows(x) for x in (a, kappa))
             causal = any(isinstance(x.op, Score) and x.op.causal and list(x.args[2:]) == decays for x in group)
             sums = ", ".join(self.value(x, CHUNK) for x in decays)
-            decay = self.emit(node, f"_decay({sums}, {not causal})", 9, CHUNK, plain=False, name="decay")
+            decay = self.emit(node, f"_decay({sums}, {not causal}, {node.op.touching})", 9, CHUNK, plain=False, name="decay")
             if causal and not node.op.causal and node.index not in self.below:
                 decay = f"{decay}.tril(-1)"
             return self.emit(node, f"({left} @ {right}.mT).mul_({decay})", 9, CHUNK, plain=True, fresh=True)

@@ -30,6 +30,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     split_spec,
     topological,
 )
@@ -66,7 +67,7 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             return np.broadcast_to(_spread(args[0], node.args[0].axes, node.axes), shape)
         case Sum(axis=axis):
             return np.asarray(args[0].sum(node.args[0].axes.index(axis)))
-        case Along():
+        case Along() | Within():
             return args[0]
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
             return _segment(args[0], size, reverse, exclusive)

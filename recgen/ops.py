@@ -106,6 +106,13 @@ class Valid:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """Zero on the padding of a tile behind the last channel, where inputs load as 0 but not every function of them is."""
+
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
 class Decay:
     """exp(read_t - write_s) where s <= t (strict: s < t) and no reset lies between; arguments: read sum, read resets, write sum, write
     resets."""
@@ -182,6 +189,7 @@ Op = (
     | Side
     | Mask
     | Valid
+    | Within
     | Decay
     | Score
     | Pull

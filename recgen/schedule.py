@@ -24,6 +24,9 @@ PARALLEL = 1.0  # the gradient kernel is the largest: what it does twice, it doe
 
 MANY = 12  # products in one kernel, beyond which its tiles no longer stay in registers
 
+# What a kernel's other parameters are called.
+KERNEL = frozenset({"B", "T", "H", "K", "V", "N", "C", "M", "P", "BK", "BV", "NV", "ED", "XD", "PRECISION", "SPAN", "STAGES", "DIRECT"})
+
 Layout = Literal["token", "chunk", "head", "share", "state"]
 
 
@@ -151,7 +154,7 @@ class _Planner:
             if node.index in loaded:
                 graph.add_edge("source", here, capacity=ticks(load))
                 continue
-            if node.index in goals or not (node.index in given or (storable(node) and not _numbered(node))):
+            if node.index in goals or not (node.index in given or (storable(node) and node.axes != ("s",) and not _numbered(node))):
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
@@ -231,7 +234,7 @@ class _Planner:
             label = {"state": "states", "dstate": "d_states"}.get(node.op.name, node.op.name)
             made = Buffer(label, node, where, operand=False)
         else:
-            taken = {b.name for b in self.buffers.values()}
+            taken = KERNEL | {b.name for b in self.buffers.values()}
             label = name or self.label(node)
             while label in taken:
                 label += "_"

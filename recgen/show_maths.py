@@ -27,6 +27,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     split_spec,
     topological,
 )
@@ -139,6 +140,8 @@ class Names:
                 return self._pull(node, node.op), PHRASE
             case Mask(kind=kind):
                 return f"{self.paren(first, MATMUL)}, s {'<=' if kind == 'causal' else '<'} t", PHRASE
+            case Within():
+                return self.bound(first)
             case Valid():
                 return f"valid({self.bound(first)[0]})", ATOM
             case Diagonal():

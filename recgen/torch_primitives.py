@@ -119,15 +119,17 @@ def _later(x: Tensor) -> Tensor:
     return torch.cat((torch.ones_like(x[..., :1, :]), x[..., :-1, :]), -2)
 
 
-def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
+def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool, touching: bool) -> Tensor:
     """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp, by what exp makes small at once.
 
-    Where read is write the diagonal is 1, and takes no gradient.
+    Where read is write the diagonal is 1, and takes no gradient; touching: neither do pairs of neighbours, which nothing lies between.
     """
     C, one = read.shape[-1], not strict and read is write
     ones = torch.ones(C, C, dtype=read.dtype, device=read.device)
     log_decay = (read[..., :, None] - write[..., None, :]).add_(ones.triu(0 if strict or one else 1).mul_(-1e30))
     if bool(write_resets.any()):
         log_decay.masked_fill_(read_resets[..., :, None] != write_resets[..., None, :], -1e30)
+    if touching:
+        log_decay = torch.where(ones.tril(-1).triu(-1).bool(), log_decay.detach(), log_decay)
     decay = F.threshold(_exp(log_decay), 2e-35 if read.dtype == torch.float32 else 1e-299, 0.0)
     return decay.add_(torch.eye(C, dtype=read.dtype, device=read.device)) if one else decay

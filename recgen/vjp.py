@@ -14,6 +14,7 @@ from typing import assert_never
 from .graph import Graph
 from .ops import (
     Along,
+    Axis,
     Const,
     Decay,
     Diagonal,
@@ -33,6 +34,7 @@ from .ops import (
     Sum,
     TakeDiagonal,
     Valid,
+    Within,
     split_spec,
     topological,
 )
@@ -71,8 +73,16 @@ def _fit(graph: Graph, contribution: Node, target: Node) -> Node:
     for axis in contribution.axes:
         if axis not in target.axes:
             per_head = axis == "t" and not {"t", "s"} & set(target.axes)
+            if axis in ("k", "v") and _may_be_infinite(contribution, axis):
+                contribution = graph.within(contribution, axis)
             contribution = graph.sum(graph.valid(contribution) if per_head else contribution, axis)
     return contribution
+
+
+def _may_be_infinite(node: Node, axis: Axis) -> bool:
+    """Whether it has a logarithm, a root or a quotient of channels, which on padding are 0."""
+    inside = topological([node], stop=lambda n: axis not in n.axes)
+    return any(isinstance(n.op, Map) and axis in n.axes and n.op.fn in ("log", "pow", "quotient") for n in inside)
 
 
 def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
@@ -107,6 +117,8 @@ def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return [(node.args[0], graph.mask(c, kind, size))]
         case Valid():
             return [(node.args[0], graph.valid(c))]
+        case Within(axis=axis):
+            return [(node.args[0], graph.within(c, axis))]
         case Diagonal():
             return [(node.args[0], graph.take_diagonal(c))]
         case TakeDiagonal():

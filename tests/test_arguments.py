@@ -127,3 +127,11 @@ def test_what_the_kernels_do_not_take_is_refused_before_a_launch(
     shape = launch.Shape(B, T, H, wide["K"], wide["V"], (dtype,) * len(table), torch.device("cuda"))
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         launch.check_kernels("gated_deltanet", table, shape)
+
+
+def test_values_share_the_dtype_of_the_operands(op: Callable[..., Any]) -> None:
+    launch = __import__("sys").modules[f"{op.__module__.rpartition('.')[0]}.launch"]
+    table = __import__("sys").modules[op.__module__].ARGUMENTS
+    dtypes = tuple(torch.float32 if a.name in ("v", "g", "beta") else torch.bfloat16 for a in table)
+    with pytest.raises(TypeError, match=r"v must be torch.bfloat16 as q, got torch.float32"):
+        launch.check_kernels("gated_deltanet", table, launch.Shape(B, T, H, K, V, dtypes, torch.device("cuda")))

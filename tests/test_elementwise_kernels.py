@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from recgen.pipeline import compile_spec
+from recgen.resources import Source
 from tests.conftest import RunPython
 
 EQUATIONS = {
@@ -14,6 +16,10 @@ EQUATIONS = {
     "functions of sizes and consts": "S = exp(g) * S + K ** -0.5 * tanh(log(V)) * beta / K * v @ k.T\no = exp(scale) * (S @ q)",
     "powers of either sign": "S = exp(g) * S + beta**3 * v**5 @ (k**4).T\no = scale * (S @ (exp(q) ** -5 + q**2))",
     "norms on a ragged chunk": "S = exp(g) * S + beta * v @ (k / norm(k) + k).T\no = scale * (S @ l2norm(q))",
+    "rows that are not 0 where inputs are": "S = exp(g) * S + v @ softplus(k).T\no = scale * (S @ softplus(q))",
+    "a shifted row, summed": "S = exp(g) * S + beta * v @ (k + 1).T\no = dot(q + 1, k + 2) * norm2(v + 1) * (S @ (q / norm(q + 3)))",
+    "a quotient of channels with a parameter": "S = S @ diag(exp(exp(A) * log(sigmoid(k)))) + v @ (A / (1 + k * k)).T\no = S @ q",
+    "two inputs with one gradient": "S = exp(g) * S + v @ (k + q).T\no = S @ (k + q)",
     "a value of a head beside two bodies": "S = exp(-exp(A) * softplus(g)) * S + exp(A) / K * v @ k.T\no = beta * V * (S @ q)",
 }
 DECLARED = {
@@ -30,7 +36,7 @@ import sys, torch, recgen
 op = recgen.compile(sys.argv[1], name="probe")
 package = sys.modules[op.__module__.rpartition(".")[0]]
 torch.manual_seed(0)
-sizes = {"t": (1, 70, 2), "tk": (1, 70, 2, 16), "tv": (1, 70, 2, 8), "": (2,)}
+sizes = {"t": (1, 70, 2), "tk": (1, 70, 2, 24), "tv": (1, 70, 2, 8), "": (2,)}
 tensors = [torch.rand(sizes[axes]) if kind != "log_decay" else -torch.rand(sizes[axes]) for name, axes, kind, *_ in package.INPUTS]
 tensors = [(x - 0.5 if x.dim() == 4 else x).requires_grad_() for x in tensors]
 
@@ -82,6 +88,13 @@ S = S @ diag(exp(g))
 S = S + beta * (v - S @ l2norm(k)) @ l2norm(k).T
 o = S @ l2norm(q)
 """
+
+
+def test_no_large_number_meets_an_operand() -> None:
+    """1 / (x + 1e-6), which SymPy clears into 1e6 / (1e6 x + 1)."""
+    text = RAW.lstrip().replace("key[log_decay]", "scalar[log_decay]").replace("S @ diag(exp(g))", "exp(g) * S")
+    kernels = compile_spec(Source("mine", "mine.rec", text)).files["kernels.py"]
+    assert not re.findall(r"\b\d{4,}\.0\b", kernels)
 
 
 @pytest.mark.slow

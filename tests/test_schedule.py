@@ -13,6 +13,8 @@ from recgen.cost import Sizes, flops
 from recgen.errors import VerifyError
 from recgen.hardware import H200
 from recgen.ops import Load, topological
+from recgen.pipeline import compile_spec
+from recgen.resources import Source
 from recgen.schedule import Kernel, Schedule, schedule
 from recgen.tile import tile
 from tests.conftest import ROOT, ZOO, RunPython
@@ -167,3 +169,42 @@ def test_every_decay_goes_with_every_skip(decay: str, skip: str, delta: bool) ->
     found = schedule(tile(chunk(form_of(text))))
     stores = [b.name for kernel in found.backward for b in kernel.stores if b.name.removeprefix("d") in declared]
     assert sorted(stores) == sorted(f"d{name}" for name in declared)
+
+
+NAMED = (
+    """v: value
+f: key
+k0: key
+q0: key
+cq0: scalar[unit]
+og: value
+
+S = S + silu(v) @ k0.T
+S = S @ diag(sigmoid(f))
+p0 = S @ (cq0 * q0)
+o = sigmoid(og) * p0
+""",
+    """v: value
+m0: key
+m1: key[unit_norm]
+b0: scalar[unit]
+b1: scalar[unit]
+k0: key
+k1: key
+q0: key
+og: value
+
+S = S + v @ k0.T
+S = S - b0 / 2 * (S @ l2norm(m0)) @ l2norm(m0).T
+S = S + v @ k1.T
+p0 = S @ q0
+S = S @ householder(m1, b1)
+o = sigmoid(og) * p0
+""",
+)
+
+
+@pytest.mark.parametrize("text", NAMED, ids=["a value called N", "a scale along s"])
+def test_what_is_stored_has_a_place_and_a_name_of_its_own(text: str) -> None:
+    files = compile_spec(Source("mine", "mine.rec", text)).files
+    compile(files["kernels.py"], "kernels.py", "exec")

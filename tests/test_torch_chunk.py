@@ -211,3 +211,9 @@ def test_inverse_of_nearly_collinear_keys_stays_finite() -> None:
     found = primitives._inverse(-lower)
     exact = torch.linalg.inv(torch.eye(64, dtype=torch.float64) - lower.double())
     assert error(found, exact) < 1e-5
+
+
+def test_pairs_that_no_decay_lies_between_take_no_part_in_its_gradient() -> None:
+    """Read before the decay and written after it, under gates of -20: what counts is e^-20 of what does not."""
+    text = "v: value\nk: key\nq: key\ng: scalar[log_decay]\n\np = S @ q\nS = exp(g) * S\nS = S + v @ k.T\no = p\n"
+    compare("touching", draw(ops("touching", text)[2], 1, 70, H, K, V, seed=1, dtype=torch.float32, gate="-20"), torch.float32, 1e-4, text)

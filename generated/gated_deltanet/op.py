@@ -38,7 +38,7 @@ from .torch_chunk import torch_chunk_gated_deltanet
 ARGUMENTS = (
     Argument("q", "tk", True),
     Argument("k", "tk", True),
-    Argument("v", "tv", False),
+    Argument("v", "tv", True),
     Argument("g", "t", False),
     Argument("beta", "t", False),
 )

@@ -53,16 +53,20 @@ def _exp(x: Tensor) -> Tensor:
     return x.clamp_min(-80.0 if x.dtype == torch.float32 else -690.0).exp_()
 
 
-def _decay(read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool) -> Tensor:
+def _decay(
+    read: Tensor, read_resets: Tensor, write: Tensor, write_resets: Tensor, strict: bool, touching: bool
+) -> Tensor:
     """exp(read_t - write_s) for s <= t, strict: s < t, where no reset lies between; masked before exp, by what exp makes small at once.
 
-    Where read is write the diagonal is 1, and takes no gradient.
+    Where read is write the diagonal is 1, and takes no gradient; touching: neither do pairs of neighbours, which nothing lies between.
     """
     C, one = read.shape[-1], not strict and read is write
     ones = torch.ones(C, C, dtype=read.dtype, device=read.device)
     log_decay = (read[..., :, None] - write[..., None, :]).add_(ones.triu(0 if strict or one else 1).mul_(-1e30))
     if bool(write_resets.any()):
         log_decay.masked_fill_(read_resets[..., :, None] != write_resets[..., None, :], -1e30)
+    if touching:
+        log_decay = torch.where(ones.tril(-1).triu(-1).bool(), log_decay.detach(), log_decay)
     decay = F.threshold(_exp(log_decay), 2e-35 if read.dtype == torch.float32 else 1e-299, 0.0)
     return decay.add_(torch.eye(C, dtype=read.dtype, device=read.device)) if one else decay
 
@@ -112,7 +116,7 @@ def _piece(q, k, v, g, beta, S, scale):
     decay_all = _exp(x.sum(-1))  # [B, H, N] gated_deltanet.rec:15
     D = _segment_sum(x2, -1, False, False)  # [B, H, N, C] gated_deltanet.rec:14
     R = _segment_sum(x3, -1, False, False)  # [B, H, N, C] gated_deltanet.rec:14
-    decay = _decay(D, R, D, R, False)  # [B, H, N, C, C] gated_deltanet.rec:14
+    decay = _decay(D, R, D, R, False, False)  # [B, H, N, C, C] gated_deltanet.rec:14
     inverse = _inverse((k @ k.mT).mul_(decay).mul_(beta[..., None, :]))  # [B, H, N, C, C] gated_deltanet.rec:14
     decay_in = _exp(_segment_sum(x, -1, False, False))  # [B, H, N, C] gated_deltanet.rec:14
     x4 = k * decay_in[..., None]  # [B, H, N, C, K] gated_deltanet.rec:14

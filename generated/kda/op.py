@@ -38,7 +38,7 @@ from .torch_chunk import torch_chunk_kda
 ARGUMENTS = (
     Argument("q", "tk", False),
     Argument("k", "tk", False),
-    Argument("v", "tv", False),
+    Argument("v", "tv", True),
     Argument("g", "tk", False),
     Argument("beta", "t", False),
 )
