@@ -14,7 +14,7 @@ from .chunk import ChunkForm
 from .emit_chunk import KernelText, kernel_texts, launch_text
 from .emit_recurrent import RecurrentText, recurrent_text
 from .emit_torch import torch_text
-from .normalize import NormalForm
+from .normalize import Input, NormalForm
 from .reference import reference_source
 from .resources import folder
 from .schedule import Schedule
@@ -42,7 +42,7 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
     recurrent = recurrent_text(normal)
     chunked = [] if plan is None else [t for k in (*plan.forward, *plan.backward) for t in kernel_texts(k, plan, normal.name)]
     kernels = [*chunked, *recurrent.kernels]
-    met = plan.operands() | {_value(normal)} if plan is not None else frozenset()  # the values' dtype is that of all operands
+    met = plan.operands() | {_value(normal).name} if plan is not None else frozenset()  # the values' dtype is that of all operands
     arguments = tuple(
         Argument(i.name, "".join(i.axes), i.name in met, i.domain.kind, i.domain.low, i.domain.high)
         for i in normal.inputs
@@ -81,9 +81,9 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
     return {file: environment.get_template(f"{file}.j2").render(context) for file in files}
 
 
-def _value(normal: NormalForm) -> str:
+def _value(normal: NormalForm) -> Input:
     """The input whose dtype is that of the output."""
-    return next(i.name for i in normal.inputs if "v" in (i.axes or ()) and "t" in (i.axes or ()))
+    return next(i for i in normal.inputs if "v" in (i.axes or ()) and "t" in (i.axes or ()))
 
 
 def _calls(normal: NormalForm, recurrent: RecurrentText, plan: Schedule | None) -> dict[str, object]:
@@ -91,7 +91,7 @@ def _calls(normal: NormalForm, recurrent: RecurrentText, plan: Schedule | None) 
     tensors = [i for i in normal.inputs if i.axes is not None]
     constants = [i.name for i in normal.inputs if i.axes is None]
     tiles = {i.name for i in tensors if len(i.axes or ()) == 2}
-    value = next(i for i in tensors if i.name == _value(normal))
+    value = _value(normal)
     kinds = {("t",): "[B,T,H]", ("t", "k"): "[B,T,H,K]", ("t", "v"): "[B,T,H,V]", (): "[H]", ("k",): "[H,K]", ("v",): "[H,V]"}
     what = {"log_decay": ", log of a retention (<= 0)", "unit": ", in [0, 1]", "unit_norm": ", of unit norm"}
     shapes: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .fuse import fuse_sums
 from .lower import ROW, by_pointer, lower
 from .normalize import NormalForm
-from .ops import Dot, Inverse, Node, Pull, Rows, Score
+from .ops import Dot, Inverse, Node, Rows, per_channel
 from .schedule import Buffer, Kernel, Schedule
 from .scores import Falls, expand, falls
 from .statements import Loop, Lowered
@@ -28,6 +28,7 @@ class KernelText:
     lines: tuple[str, ...]
     extras: tuple[str, ...] = ()  # arguments behind the tensors: those that rows are read from, their steps, and constants of the spec
     steps: tuple[str, ...] = ()  # parameters whose values are nothing to specialise on
+    facts: str = ""  # of a chunk kernel: its row in the table that block sizes are chosen from
 
 
 def variants(kernel: Kernel) -> list[tuple[str, Falls | None]]:
@@ -47,7 +48,8 @@ def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
         steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
         extras = (*lowered.rows_of, *(f"*token_steps({name})" for name in lowered.steps_of), *lowered.constants)
         parameters = tuple(_parameters(kernel, lowered, steps, "\n".join(lines)))
-        texts.append(KernelText(f"chunk_{label}_kernel", _doc(kernel, kind), parameters, lines, extras, steps))
+        facts = _facts(label, made, kind)
+        texts.append(KernelText(f"chunk_{label}_kernel", _doc(kernel, kind), parameters, lines, extras, steps, facts))
     return texts
 
 
@@ -56,7 +58,7 @@ def _where(kernel: Kernel, kind: Falls | None, body: tuple[str, ...]) -> tuple[s
     pipeliner for Blackwell does not take.)"""
     if kind is None:
         return body
-    (sums,) = {n.args[-1] for n in kernel.computed() if isinstance(n.op, Score | Pull) and n.op.decay == "key"}
+    (sums,) = {n.args[-1] for n in kernel.computed() if per_channel(n)}
     (rows,) = [b.name for b in kernel.loads if b.node is sums]
     steep = f"is_steep({rows}_rows + i_c * C * {ROW}, {ROW}, C, K, SPAN)"
     return (f"if {'' if kind == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
@@ -169,13 +171,12 @@ def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText])
     saved = {b.name for b in plan.saved}
     forward = _launches(plan.forward, extras, set(), saved)
     backward = _launches(plan.backward, extras, set(saved), set())
-    kernels = [(label, expand(k, plan.tile.graph, kind), kind) for k in (*plan.forward, *plan.backward) for label, kind in variants(k)]
     return LaunchText(
         tuple(forward),
         tuple(backward),
         tuple(b.name for b in plan.saved),
-        tuple(_tiles(label, kernel, kind) for label, kernel, kind in kernels),
-        tuple(f"chunk_{label}_kernel" for label, _, _ in kernels),
+        tuple(text.facts for text in texts),
+        tuple(text.name for text in texts),
         "tl.float16" if _bounded(normal) else "tl.float32",
         tuple(_gradient(name, plan, node) for name, node in plan.tile.d_inputs),
     )
@@ -268,7 +269,7 @@ def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], 
     return lines
 
 
-def _tiles(label: str, kernel: Kernel, kind: Falls | None) -> str:
+def _facts(label: str, kernel: Kernel, kind: Falls | None) -> str:
     """How many tiles of each shape an iteration of the kernel's loop loads, and what it is: the facts that block sizes follow from.
     A tile in fp32 counts twice."""
     counts = {"tk": 0, "tv": 0, "ts": 0, "vk": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .graph import Graph
@@ -16,12 +17,7 @@ def fuse_sums(kernel: Kernel, graph: Graph) -> Kernel:
     uses.update(b.node.index for b in kernel.stores)
     have = frozenset(b.node.index for b in kernel.loads)
     work = _Fusion(graph, uses, have)
-    line = graph.line
-    found: dict[int, Node] = {}
-    for node in topological((b.node for b in kernel.stores), stop=lambda n: n.index in have):
-        graph.line = node.line
-        found[node.index] = work.rebuilt(node, found)
-    graph.line = line
+    found = graph.rewrite((b.node for b in kernel.stores), lambda n: n.index in have, work.rebuilt)
     return replace(kernel, stores=tuple(replace(b, node=found[b.node.index]) for b in kernel.stores))
 
 
@@ -31,21 +27,15 @@ class _Fusion:
     uses: Counter[int]
     have: frozenset[int]
 
-    def rebuilt(self, node: Node, found: dict[int, Node]) -> Node:
-        if node.index in self.have:
-            return node
-        args = tuple(found[a.index] for a in node.args)
-        made = node if args == node.args else self.graph.make(node.op, args, node.axes)
+    def rebuilt(self, node: Node, found: Mapping[int, Node]) -> Node:
         terms = self.terms(node, ()) if self.is_add(node) else []
         sums = [(numbers, self.only_sum(core)) for numbers, core in terms]
-        if sum(x is not None and x.axes == node.axes for _, x in sums) > 1:
-            inside = [self.graph.mul(*numbers, found[x.args[0].index]) for numbers, x in sums if x is not None and x.axes == node.axes]
-            total = self.graph.make(Sum("k"), (self.graph.add(*inside),), node.axes)
-            rest = [(n, core) for (n, core), (_, x) in zip(terms, sums, strict=True) if x is None or x.axes != node.axes]
-            made = self.graph.add(total, *(self.graph.mul(*numbers, found[core.index]) for numbers, core in rest))
-        if made is not node and node.index in self.graph.names:
-            self.graph.name(made, self.graph.names[node.index])
-        return made
+        if sum(x is not None and x.axes == node.axes for _, x in sums) <= 1:
+            return self.graph.again(node, found)
+        inside = [self.graph.mul(*numbers, found[x.args[0].index]) for numbers, x in sums if x is not None and x.axes == node.axes]
+        total = self.graph.make(Sum("k"), (self.graph.add(*inside),), node.axes)
+        rest = [(n, core) for (n, core), (_, x) in zip(terms, sums, strict=True) if x is None or x.axes != node.axes]
+        return self.graph.add(total, *(self.graph.mul(*numbers, found[core.index]) for numbers, core in rest))
 
     def is_add(self, node: Node) -> bool:
         return isinstance(node.op, Map) and node.op.fn == "add" and node.index not in self.have

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,6 +35,7 @@ from .ops import (
     order_axes,
     product_factors,
     split_spec,
+    topological,
 )
 
 
@@ -55,6 +56,25 @@ class Graph:
             self.table[key] = node
             self.nodes.append(node)
         return node
+
+    def rewrite(
+        self, targets: Iterable[Node], stop: Callable[[Node], bool], rule: Callable[[Node, Mapping[int, Node]], Node]
+    ) -> dict[int, Node]:
+        """What stands for each node that the targets need, by index: what `rule` makes of the node and of what stands for those before it.
+        A node where `stop` holds stays. Lines and names carry over, and what two nodes share stays one."""
+        found, line = dict[int, Node](), self.line
+        for node in topological(targets, stop=stop):
+            self.line = node.line
+            made = found[node.index] = node if stop(node) else rule(node, found)
+            if made is not node and node.index in self.names:
+                self.name(made, self.names[node.index])
+        self.line = line
+        return found
+
+    def again(self, node: Node, found: Mapping[int, Node]) -> Node:
+        """The node's operation on what stands for its arguments."""
+        args = tuple(found[a.index] for a in node.args)
+        return node if args == node.args else self.make(node.op, args, node.axes)
 
     def name(self, node: Node, name: str) -> Node:
         """Suggests how the value is called where it is printed; the first suggestion stays."""

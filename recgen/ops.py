@@ -252,6 +252,11 @@ def split_spec(spec: str) -> tuple[str, str, str]:
     return left, right, out
 
 
+def per_channel(node: Node) -> bool:
+    """Whether it is a score, or a gradient through one, with a decay of its own in every key channel."""
+    return isinstance(node.op, Score | Pull) and node.op.decay == "key"
+
+
 def is_number(node: Node, value: float | None = None) -> bool:
     if not isinstance(node.op, Const) or isinstance(node.op.value, str):
         return False

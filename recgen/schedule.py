@@ -15,7 +15,7 @@ import networkx as nx
 from .cost import Sizes, seconds
 from .errors import VerifyError
 from .hardware import H200, Hardware
-from .ops import Const, Dot, Inverse, Load, Map, Node, Pull, Rows, Score, Segment, Sum, TakeDiagonal, Valid, topological
+from .ops import Const, Dot, Inverse, Load, Map, Node, Pull, Rows, Score, Segment, Sum, TakeDiagonal, Valid, per_channel, topological
 from .tile import TileGraph
 
 SCAN = 0.5  # a scan has one program a head: an operation there costs half as much again
@@ -54,11 +54,18 @@ class Kernel:
     last: Buffer | None  # the state that leaves it
     doc: str
 
+    def held(self) -> frozenset[int]:
+        """What it has without computing it: what it loads, and the state."""
+        return frozenset({b.node.index for b in self.loads} | ({self.carry[0].index} if self.carry else set()))
+
+    def targets(self) -> list[Node]:
+        """What it is there for: what it stores, and the next state."""
+        return [b.node for b in self.stores] + ([self.carry[1]] if self.carry else [])
+
     def computed(self) -> list[Node]:
         """What it computes from what it loads, arguments first."""
-        have = {b.node.index for b in self.loads} | ({self.carry[0].index} if self.carry else set())
-        ends = [b.node for b in self.stores] + ([self.carry[1]] if self.carry else [])
-        return [n for n in topological(ends, stop=lambda n: n.index in have) if n.index not in have]
+        have = self.held()
+        return [n for n in topological(self.targets(), stop=lambda n: n.index in have) if n.index not in have]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +83,11 @@ class Schedule:
         """Every kernel can compute what it stores from what it loads, and loads only what was written before."""
         written: set[str] = set()
         for kernel in (*self.forward, *self.backward):
-            have = {b.node.index for b in kernel.loads} | ({kernel.carry[0].index} if kernel.carry else set())
             for buffer in kernel.loads:
                 if buffer.layout == "chunk" and buffer.name not in written:
                     raise VerifyError(f"{kernel.name} loads {buffer.name} before a kernel wrote it")
-            for node in topological((b.node for b in kernel.stores), stop=lambda n, have=have: n.index in have):  # type: ignore[misc]
-                if isinstance(node.op, Load) and node.index not in have:
+            for node in kernel.computed():
+                if isinstance(node.op, Load):
                     raise VerifyError(f"{kernel.name} needs {node.op.name}, which it does not load")
             written |= {b.name for b in kernel.stores}
 
@@ -158,7 +164,7 @@ class _Planner:
                 graph.add_edge(made, here)
             else:
                 graph.add_edge(made, here, capacity=ticks(load if node.index in given else 2 * load) + 1)
-            in_chunks = _per_channel(node) and pressure == SCAN  # how it is computed differs from chunk to chunk
+            in_chunks = per_channel(node) and pressure == SCAN  # how it is computed differs from chunk to chunk
             if node.index in self.resident or node.index in made_before or in_chunks:
                 graph.add_edge("source", made)
             else:
@@ -270,7 +276,7 @@ def _settle(plan: Schedule) -> Schedule:
 
 def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
     """Cuts the graph into kernels."""
-    resident = frozenset(n.args[-1].index for n in tile.graph.table.values() if isinstance(n.op, Rows) or _per_channel(n))
+    resident = frozenset(n.args[-1].index for n in tile.graph.table.values() if isinstance(n.op, Rows) or per_channel(n))
     plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident, {})
     for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
         plan.buffer(leaf)
@@ -300,10 +306,6 @@ def _operands(node: Node) -> tuple[Node, ...]:
 def _numbered(node: Node) -> bool:
     """Whether it is a number times another value, which is as good to store and serves more."""
     return isinstance(node.op, Map) and node.op.fn == "mul" and isinstance(node.args[0].op, Const) and node.args[1].axes == node.axes
-
-
-def _per_channel(node: Node) -> bool:
-    return isinstance(node.op, Score | Pull) and node.op.decay == "key"
 
 
 def varies(node: Node) -> bool:
@@ -365,7 +367,7 @@ def _groups(gradients: list[Node]) -> list[list[Node]]:
     values = [n for n in gradients if "v" in n.axes]
     inside = topological(key_side)
     products = sum(isinstance(n.op, Dot | Score) or (isinstance(n.op, Pull) and not n.op.gate) for n in inside)
-    if values and key_side and (products > MANY or any(_per_channel(n) for n in inside)):
+    if values and key_side and (products > MANY or any(per_channel(n) for n in inside)):
         return [values, key_side]
     return [gradients] if gradients else []
 
@@ -374,7 +376,7 @@ def _products(gradients: list[Node]) -> list[Node]:
     """Where the key side works through scores per channel: what it needs of products over value channels, which then get a kernel of their
     own: the cotangents of scores, and key tiles."""
     inside = topological(gradients)
-    if not any(_per_channel(n) for n in inside):
+    if not any(per_channel(n) for n in inside):
         return []
     over_values = {n.index for n in inside if "v" not in n.axes and any("v" in a.axes for a in n.args)}
     scores = {n.index for n in inside if n.index in over_values and n.axes == ("t", "s")}

@@ -14,13 +14,13 @@ A program whose chunk is not of its kind does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from .chunk import CHUNK
 from .graph import Graph
-from .ops import Node, Pull, Score, Segment, topological
+from .ops import Node, Pull, Score, Segment, per_channel
 from .schedule import Buffer, Kernel
 
 Falls = Literal["even", "steep"]
@@ -28,15 +28,13 @@ Falls = Literal["even", "steep"]
 
 def falls(kernel: Kernel) -> tuple[Falls | None, ...]:
     """The kinds of chunk that a kernel is emitted for, one by one: None where it makes no difference."""
-    per_channel = any(isinstance(n.op, Score | Pull) and n.op.decay == "key" for n in kernel.computed())
-    return ("even", "steep") if per_channel else (None,)
+    return ("even", "steep") if any(map(per_channel, kernel.computed())) else (None,)
 
 
 def expand(kernel: Kernel, graph: Graph, kind: Falls | None) -> Kernel:
     """The kernel with every score and pull as matrix products, for chunks of this kind."""
-    have = {b.node.index for b in kernel.loads} | ({kernel.carry[0].index} if kernel.carry else set())
-    ends = [b.node for b in kernel.stores] + ([kernel.carry[1]] if kernel.carry else [])
-    found = Expansion(graph, kind).expand(ends, lambda n: n.index in have)
+    have = kernel.held()
+    found = Expansion(graph, kind).expand(kernel.targets(), lambda n: n.index in have)
 
     def made(buffer: Buffer) -> Buffer:
         return replace(buffer, node=found[buffer.node.index])
@@ -55,24 +53,18 @@ class Expansion:
 
     def expand(self, targets: Iterable[Node], stop: Callable[[Node], bool]) -> dict[int, Node]:
         """What stands for each node, by index."""
-        graph, found, line = self.graph, dict[int, Node](), self.graph.line
-        for node in topological(targets, stop=stop):
-            args = () if stop(node) else tuple(found[a.index] for a in node.args)
-            graph.line = node.line
-            stays = stop(node) or (isinstance(node.op, Score | Pull) and node.op.decay == "key" and self.kind is None)
-            if isinstance(node.op, Score) and not stays:
-                made = self.score(node.op, *args)
-            elif isinstance(node.op, Pull) and not stays:
-                made = self.pull(node.op, *args)
-            elif stop(node):
-                made = node
-            else:
-                made = node if args == node.args else graph.make(node.op, args, node.axes)
-            if made is not node and node.index in graph.names:
-                graph.name(made, graph.names[node.index])
-            found[node.index] = made
-        graph.line = line
-        return found
+        return self.graph.rewrite(targets, stop, self.expanded)
+
+    def expanded(self, node: Node, found: Mapping[int, Node]) -> Node:
+        if self.kind is None and per_channel(node):
+            return self.graph.again(node, found)
+        match node.op:
+            case Score():
+                return self.score(node.op, *(found[a.index] for a in node.args))
+            case Pull():
+                return self.pull(node.op, *(found[a.index] for a in node.args))
+            case _:
+                return self.graph.again(node, found)
 
     def score(self, op: Score, a: Node, kappa: Node, *decays: Node) -> Node:
         graph = self.graph
