@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .fuse import fuse_sums
-from .lower import ROW, by_pointer, lower
+from .lower import ROW, by_pointer, by_row, lower
 from .normalize import NormalForm
 from .ops import Dot, Inverse, Node, Rows, per_channel
 from .schedule import Buffer, Kernel, Schedule
@@ -60,7 +60,7 @@ def _where(kernel: Kernel, kind: Falls | None, body: tuple[str, ...]) -> tuple[s
         return body
     (sums,) = {n.args[-1] for n in kernel.computed() if per_channel(n)}
     (rows,) = [b.name for b in kernel.loads if b.node is sums]
-    steep = f"is_steep({rows}_rows + i_c * C * {ROW}, {ROW}, C, K, SPAN)"
+    steep = f"is_steep({rows}_rows + i_c * C * {ROW}, T - i_t * C, {ROW}, C, K, SPAN)"
     return (f"if {'' if kind == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
 
 
@@ -223,8 +223,8 @@ def _allocate(*alike: Buffer) -> str:
             return f"{name} = torch.empty((B * H, N), dtype=torch.float32, device=device)"
         case ("chunk", ("t",)):
             return f"{name} = torch.empty(({count}B * H, N * C), dtype=torch.float32, device=device){apart}"
-        case ("chunk", ("k",)):
-            return f"{name} = torch.empty((B * H, N, K), dtype=torch.float32, device=device)"
+        case ("chunk", (a,)):
+            return f"{name} = new_tiles((B * H * N, {width[a]}), torch.float32, device)"
         case ("chunk", ("v", "k")):
             return f"{name} = new_tiles((B * H * N, V, K), dtype, device)"
         case ("chunk", (_, a)):
@@ -235,9 +235,11 @@ def _allocate(*alike: Buffer) -> str:
 
 
 def _pass(kernel: Kernel, buffer: Buffer) -> str:
-    """How a buffer is handed to a kernel: tiles as descriptors, vectors as pointers."""
+    """How a buffer is handed to a kernel: tiles as descriptors, and the vectors of a scan; other vectors as pointers."""
     name, axes = buffer.name, buffer.node.axes
-    block = {"k": "at.BK", "v": "at.BV", "s": "C"}
+    block = {"t": "C", "k": "at.BK", "v": "at.BV", "s": "C"}
+    if by_row(kernel, buffer):
+        return f"row_tiles({name}, {block[axes[0]]})"
     if buffer.layout == "state" or len(axes) < 2 or by_pointer(kernel, buffer):
         return name
     if buffer.layout == "token":

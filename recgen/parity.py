@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recgen.sample import REGIMES, InputRow, draw, error, has_gate, results
+from recgen.sample import FLOORS, REGIMES, InputRow, draw, error, has_gate, loose, results
 
 Call = Callable[..., tuple[Tensor, Tensor | None]]
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-LIMITS: Mapping[str, float] = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-3}  # of rms(x - ref) / rms(ref)
+LIMITS: Mapping[str, float] = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-3}  # of rms(x - ref) / rms(ref); ten times that for what is `loose`
 DRAWN = "drawn"  # the gates of a trained layer, rather than one regime
 
 
@@ -85,10 +85,11 @@ class Check:
     carried: bool  # an initial state was given, and the final state is in the loss
     tensor: str
     error: float
+    limit: float
 
     @property
     def right(self) -> bool:
-        return self.error <= LIMITS[self.dtype]
+        return self.error <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +128,15 @@ def check_op(
                 if mode not in op.ops:
                     continue
                 try:
-                    errors = _compare(run, mode, reference)
+                    errors = _compare(run, mode, reference, FLOORS[DTYPES[dtype]])
                 except Exception as failure:
                     if not alive(device):
                         raise
                     yield Failure(name, f"{mode} {dtype} {shape.name} {gate or DRAWN}", describe(failure))
                     continue
                 for tensor, value in errors.items():
-                    yield Check(name, mode, dtype, shape.name, gate or DRAWN, carried, tensor, value)
+                    limit = LIMITS[dtype] * (10 if tensor in loose(op.inputs) else 1)
+                    yield Check(name, mode, dtype, shape.name, gate or DRAWN, carried, tensor, value, limit)
 
 
 def _runner(op: Emitted, shape: Shape, gate: str | None, carried: bool, dtype: str, device: str) -> Callable[[str], dict[str, Tensor]]:
@@ -151,9 +153,9 @@ def _runner(op: Emitted, shape: Shape, gate: str | None, carried: bool, dtype: s
     return run
 
 
-def _compare(run: Callable[[str], dict[str, Tensor]], mode: str, reference: Mapping[str, Tensor]) -> dict[str, float]:
+def _compare(run: Callable[[str], dict[str, Tensor]], mode: str, reference: Mapping[str, Tensor], floor: float) -> dict[str, float]:
     found = run(mode)
-    errors = {tensor: error(value, reference[tensor]) for tensor, value in found.items()}
+    errors = {tensor: error(value, reference[tensor], floor) for tensor, value in found.items()}
     if mode == "chunk":
         repeats = (run(mode) for _ in range(2))
         same = all(torch.equal(value, repeat[tensor]) for repeat in repeats for tensor, value in found.items())

@@ -60,6 +60,22 @@ def load_rows(x, row, o, D: tl.constexpr):
 
 
 @triton.jit
+def load_row(x, row, o, D: tl.constexpr):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row * WIDTH + o, mask=o < D, other=0.0)
+
+
+@triton.jit
+def store_row(x, row, o, D: tl.constexpr, value):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    tl.store(x + row * WIDTH + o, value, mask=o < D)
+
+
+@triton.jit
 def store_rows(x, row, inside, o, D: tl.constexpr, value):
     """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
     UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -69,13 +85,17 @@ def store_rows(x, row, inside, o, D: tl.constexpr, value):
 
 
 @triton.jit
-def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
-    WIDTH apart."""
+    WIDTH apart. Where only `left` tokens are left, fewer than C, a half of n tokens may decay by n in C / 2 of that: the tokens of an even
+    chunk decay by no more than e^(2 SPAN / C) in the mean."""
     o = tl.arange(0, triton.next_power_of_2(K))
     middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
     last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
-    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
+    HALF: tl.constexpr = C // 2
+    first = SPAN / HALF * tl.minimum(left, HALF)
+    second = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - first, middle - last - second), 0) > 0
 
 
 @triton.jit

@@ -7,7 +7,7 @@ Forward: prepare (chunks in parallel) -> scan with output. Backward: prepare -> 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import networkx as nx
@@ -114,7 +114,8 @@ class _Planner:
     hardware: Hardware
     buffers: dict[int, Buffer]
     resident: frozenset[int]  # tiles whose rows are read from memory
-    needs: dict[int, frozenset[str]]  # what `depends` knows already
+    needs: dict[int, frozenset[str]] = field(default_factory=dict)  # what `depends` knows already
+    rows: dict[int, Buffer] = field(default_factory=dict)  # inputs of one number a token, laid out chunk by chunk for the scans
 
     def depends(self, node: Node) -> frozenset[str]:
         """Which of state, dstate, do, inputs the node needs."""
@@ -248,6 +249,21 @@ class _Planner:
         self.buffers[node.index] = made
         return made
 
+    def in_scan(self, node: Node) -> Buffer:
+        """Where a scan finds the value: a number of each token in a row that one copy fetches, where a kernel made that row."""
+        return self.rows.get(node.index) or self.buffer(node)
+
+    def lay_out(self, kernel: Kernel, nodes: Iterable[Node]) -> Kernel:
+        """The kernel, which also lays out the numbers of tokens among `nodes`, [B,T,H] of the caller, chunk by chunk."""
+        numbers = [n for n in nodes if isinstance(n.op, Load) and n.op.role == "input" and n.axes == ("t",)]
+        for node in numbers:
+            label = f"{self.buffer(node).name}_chunks"
+            while label in {b.name for b in self.buffers.values()}:
+                label += "_"
+            self.rows[node.index] = Buffer(label, node, "chunk", operand=False)
+        loads = dict.fromkeys((*kernel.loads, *map(self.buffer, numbers)))
+        return replace(kernel, loads=tuple(loads), stores=(*kernel.stores, *(self.rows[n.index] for n in numbers)))
+
 
 def _settle(plan: Schedule) -> Schedule:
     """A tile that passes between kernels as a matrix operand alone is kept in the operands' dtype, any other in fp32."""
@@ -277,7 +293,7 @@ def _settle(plan: Schedule) -> Schedule:
 def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = None) -> Schedule:
     """Cuts the graph into kernels."""
     resident = frozenset(n.args[-1].index for n in tile.graph.table.values() if isinstance(n.op, Rows) or per_channel(n))
-    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident, {})
+    plan = _Planner(tile, sizes or Sizes(t=tile.chunk), hardware, {}, resident)
     for leaf in (n for n in tile.graph.table.values() if isinstance(n.op, Load)):
         plan.buffer(leaf)
     forward, saved = _forward(plan)
@@ -344,11 +360,13 @@ def _forward(plan: _Planner) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
     loads = plan.cut([tile.output, tile.state], set(), plan.local, SCAN)
     loads = tuple(n for n in loads if n is not tile.start)
     prepare = _prepare(plan, "", list(loads), set(), "what depends on one chunk alone")
+    if prepare:
+        prepare[-1] = plan.lay_out(prepare[-1], loads)
     output = plan.buffer(tile.output, name="o", layout="token")
     scan = Kernel(
         "scan",
         "forward",
-        tuple(plan.buffer(n) for n in loads),
+        tuple(map(plan.in_scan, loads)),
         (output,),
         (tile.start, tile.state),
         Buffer("initial_state", tile.start, "state", False),
@@ -439,7 +457,7 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
             Kernel(
                 "states",
                 "forward",
-                buffers(states_loads),
+                tuple(map(plan.in_scan, states_loads)),
                 buffers((*keep, *forward_rows)),
                 (tile.start, tile.state),
                 Buffer("initial_state", tile.start, "state", False),
@@ -452,7 +470,7 @@ def _backward(plan: _Planner, saved: tuple[Buffer, ...]) -> tuple[Kernel, ...]:
         Kernel(
             "reverse",
             "backward",
-            buffers(reverse_loads),
+            tuple(map(plan.in_scan, reverse_loads)),
             buffers((*keep, *reverse_rows)),
             (tile.d_state, tile.d_start),
             Buffer("d_final_state", tile.d_state, "state", False),

@@ -17,7 +17,7 @@ from recgen import aot
 from recgen.aot import SHIPPED, Configuration
 from recgen.cache import module
 from recgen.resources import find, folder
-from recgen.sample import InputRow, draw, error
+from recgen.sample import FLOORS, InputRow, draw, error
 from tests.conftest import ZOO
 from tests.interpreter import Interpret, interpreter
 
@@ -27,8 +27,6 @@ GATED = ("dplr", "gated_deltanet", "gla", "kda", "retention", "rwkv6", "rwkv7")
 # Of rms(x - ref) / rms(ref). Measured over the zoo: 1.9e-6 and 7.5e-4; under strong gates, whose sums reach -400, 1.6e-5 and 6e-4.
 LIMITS = {"fp32": 5e-6, "fp16": 2e-3}
 STRONG = {"fp32": 5e-5, "fp16": 2e-3}
-# The least rms that counts: a decay below exp(-87), 1e-38, is a reset; 6e-8 is the least number of fp16.
-FLOORS = {"fp32": 1e-25, "fp16": 1e-4}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +127,7 @@ def errors(case: Case) -> dict[str, float]:
     """The error of everything, by name."""
     found, exact = call(case, case.mode), call(case, "reference")
     assert found.keys() == exact.keys()
-    return {name: error(found[name], exact[name], FLOORS[case.dtype]) for name in exact}
+    return {name: error(found[name], exact[name], FLOORS[DTYPES[case.dtype]]) for name in exact}
 
 
 def alone(case: Case) -> list[str]:

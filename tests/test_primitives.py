@@ -72,8 +72,8 @@ def _copied(x, out, LOAD: tl.constexpr, STORE: tl.constexpr, first, count, C: tl
 
 
 @triton.jit
-def _steep(rows, out, FUNCTION: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
-    tl.store(out, FUNCTION(rows, WIDTH, C, K, SPAN).to(tl.int32))
+def _steep(rows, out, left, FUNCTION: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    tl.store(out, FUNCTION(rows, left, WIDTH, C, K, SPAN).to(tl.int32))
 
 
 @triton.jit
@@ -142,10 +142,10 @@ def _counted(K: int, BK: int) -> int:
     return int(out)
 
 
-def steep(rows: Tensor, span: float) -> bool:
+def steep(rows: Tensor, left: int, span: float) -> bool:
     C, K = rows.shape
     padded, out = torch.nn.functional.pad(rows, (0, -K % 4), value=-1e9).contiguous(), torch.empty(1, dtype=torch.int32)
-    _steep[(1,)](padded, out, primitives.is_steep, padded.shape[1], C, K, span)
+    _steep[(1,)](padded, out, left, primitives.is_steep, padded.shape[1], C, K, span)
     return bool(out)
 
 
@@ -279,7 +279,15 @@ def test_a_steep_chunk_is_one_with_a_steep_half(interpret: Interpret, K: int) ->
         for fall, expected in ((-0.25, False), (-0.26, True)):
             gate = torch.full((32, K), -0.01)
             gate[rows, K - 1] = fall
-            assert interpret(steep, gate.double().cumsum(0).float(), 4.0) == expected, (half, fall)
+            assert interpret(steep, gate.double().cumsum(0).float(), 32, 4.0) == expected, (half, fall)
+
+
+def test_the_last_chunk_is_steep_as_its_tokens_are(interpret: Interpret) -> None:
+    """Two tokens at -20 fall by less than a span of 60 and are steep; two tokens at -1 are not."""
+    for tokens, fall, expected in ((2, -20.0, True), (2, -1.0, False), (20, -20.0, True), (20, -1.0, False)):
+        gate = torch.zeros(32, 16)
+        gate[:tokens] = fall
+        assert interpret(steep, gate.cumsum(0), tokens, 60.0) == expected, (tokens, fall)
 
 
 def test_a_loop_is_never_known_to_be_passed_once(interpret: Interpret) -> None:

@@ -114,6 +114,7 @@ def chunk_prepare_kernel(
     k,
     beta,
     inverse,
+    beta_chunks,
     T,
     N,
     H: tl.constexpr,
@@ -130,14 +131,16 @@ def chunk_prepare_kernel(
     i_t = (i_p // H) % N
     i_b = i_p // (H * N)
     i_bh = i_b * H + i_h
+    i_c = i_bh.to(tl.int64) * N + i_t
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
+    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
+    tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] deltanet.rec:13
     b_kk = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] deltanet.rec:13
         b_kk = tl.dot(b_k, tl.trans(b_k), b_kk, input_precision=PRECISION)  # [C, C] deltanet.rec:13
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
     b_inverse = unit_lower_inverse(
         tl.where((o_t[:, None] > o_t[None, :]), (-(b_beta[None, :] * b_kk)), 0.0), XD, PRECISION
     )  # [C, C] deltanet.rec:13
@@ -148,7 +151,7 @@ def chunk_prepare_kernel(
 def chunk_scan_kernel(
     v,
     k,
-    beta,
+    beta_chunks,
     inverse,
     q,
     o,
@@ -189,7 +192,7 @@ def chunk_scan_kernel(
         i_t = i
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] deltanet.rec:13
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] deltanet.rec:13
         b_state = b_S.to(ED)  # [BV, BK]
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] deltanet.rec:13
@@ -229,7 +232,7 @@ def chunk_scan_kernel(
 def chunk_states_kernel(
     v,
     k,
-    beta,
+    beta_chunks,
     inverse,
     states,
     U,
@@ -267,9 +270,7 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        i_row = i_b.to(tl.int64) * T + i_t * C
-        m_t = i_t * C + o_t < T
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] deltanet.rec:13
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] deltanet.rec:13
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] deltanet.rec:13
         b_kx = tl.dot(b_S.to(ED), tl.trans(b_k), input_precision=PRECISION)  # [BV, C] deltanet.rec:13
@@ -292,7 +293,7 @@ def chunk_states_kernel(
 @triton.jit
 def chunk_reverse_kernel(
     k,
-    beta,
+    beta_chunks,
     inverse,
     q,
     do,
@@ -335,7 +336,7 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] deltanet.rec:13
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] deltanet.rec:13
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] deltanet.rec:14
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)

@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -192,14 +193,15 @@ class _Chunk(torch.autograd.Function):
         initial_state = None if initial_state is None else dense(initial_state)
         final_state = torch.empty((B, H, K, V), dtype=torch.float32, device=device) if output_final_state else None
         inverse = new_tiles((B * H, N * C, C), dtype, device)
+        beta_chunks = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
-        at(token_tiles(k, C, at.BK), beta, tiles(inverse, C, C))
+        at(token_tiles(k, C, at.BK), beta, tiles(inverse, C, C), beta_chunks)
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
         at(
             token_tiles(v, C, at.BV),
             token_tiles(k, C, at.BK),
-            beta,
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
             token_tiles(q, C, at.BK),
             o if at.direct else token_tiles(o, C, at.BV),
@@ -207,7 +209,7 @@ class _Chunk(torch.autograd.Function):
             final_state,
             scale,
         )
-        ctx.save_for_backward(q, k, v, beta, initial_state, inverse)
+        ctx.save_for_backward(q, k, v, beta, initial_state, inverse, beta_chunks)
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
         return o, final_state
@@ -215,7 +217,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        q, k, v, beta, initial_state, inverse = ctx.saved_tensors
+        q, k, v, beta, initial_state, inverse, beta_chunks = ctx.saved_tensors
         shape = ctx.shape
         B, T, H, K, V = shape.B, shape.T, shape.H, shape.K, shape.V
         (scale,) = ctx.constants
@@ -233,7 +235,7 @@ class _Chunk(torch.autograd.Function):
         at(
             token_tiles(v, C, at.BV),
             token_tiles(k, C, at.BK),
-            beta,
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
             states if at.direct else tiles(states, at.BV, at.BK),
             U if at.direct else tiles(U, C, at.BV),
@@ -244,7 +246,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             token_tiles(k, C, at.BK),
-            beta,
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
             token_tiles(q, C, at.BK),
             token_tiles(do, C, at.BV),

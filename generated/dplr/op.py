@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -215,7 +216,7 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         a1_in, q_decay_in, w1_out, w2_out = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
         score_a1_w2, inverse1, score_q_w1, score_q_w2 = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         at = configure("prepare", shape)
         at(
             token_tiles(a, C, at.BK),
@@ -264,7 +265,7 @@ class _Chunk(torch.autograd.Function):
             tiles(q_decay_in, C, at.BK),
             tiles(score_q_w1, C, C),
             tiles(score_q_w2, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w1_out, C, at.BK),
             tiles(w2_out, C, at.BK),
             o if at.direct else token_tiles(o, C, at.BV),
@@ -296,7 +297,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("gates_backward", shape)
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         a1_in, w1_out, w2_out, q_decay_in = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         at = configure("prepare_backward", shape)
         at(
             token_tiles(a, C, at.BK),
@@ -320,7 +321,7 @@ class _Chunk(torch.autograd.Function):
             tiles(score_a1_w2, C, C),
             token_tiles(v, C, at.BV),
             tiles(inverse1, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w1_out, C, at.BK),
             tiles(w2_out, C, at.BK),
             states if at.direct else tiles(states, at.BV, at.BK),
@@ -335,7 +336,7 @@ class _Chunk(torch.autograd.Function):
             tiles(inverse1, C, C),
             tiles(q_decay_in, C, at.BK),
             tiles(score_q_w1, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w1_out, C, at.BK),
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),
@@ -345,7 +346,7 @@ class _Chunk(torch.autograd.Function):
             scale,
         )
         dw2_out, dw1_out, do_state, da1_in = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
-        ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        ddecay_all = new_tiles((B * H * N, K), torch.float32, device)
         do_v, do_U1, dY_U1, dscore_a1_w2 = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
         diagonal_do_v, diagonal_do_U1 = torch.empty((2, B * H, N * C), dtype=torch.float32, device=device).unbind()
         at = configure("products", shape)

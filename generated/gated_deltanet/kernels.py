@@ -153,6 +153,7 @@ def chunk_prepare_kernel(
     inverse,
     decay_all,
     decay_out,
+    beta_chunks,
     T,
     N,
     H: tl.constexpr,
@@ -181,6 +182,8 @@ def chunk_prepare_kernel(
     tl.store(D + i_c * C + o_t, b_D)  # [C] gated_deltanet.rec:14
     b_R = chunk_sum(log_decay_resets(b_g), False, False)  # [C] gated_deltanet.rec:14
     tl.store(R + i_c * C + o_t, b_R)  # [C] gated_deltanet.rec:14
+    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
+    tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] gated_deltanet.rec:14
     b_sum_x = tl.sum(b_x[None, :])  # gated_deltanet.rec:15
     tl.store(decay_all + i_c, tl.exp(b_sum_x))  # gated_deltanet.rec:15
     b_sum_x2 = chunk_sum(b_x, True, True)  # [C] gated_deltanet.rec:14
@@ -194,7 +197,6 @@ def chunk_prepare_kernel(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
         )
     )  # [C, C] gated_deltanet.rec:14
-    b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
     b_inverse = unit_lower_inverse(
         (-(b_beta[None, :] * tl.where((o_t[:, None] > o_t[None, :]), (b_decay * b_kk), 0.0))), XD, PRECISION
     )  # [C, C] gated_deltanet.rec:14
@@ -206,7 +208,7 @@ def chunk_scan_kernel(
     v,
     k,
     decay_in,
-    beta,
+    beta_chunks,
     D,
     R,
     inverse,
@@ -252,14 +254,12 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(
-            tl.float32
-        )  # [C] gated_deltanet.rec:14
-        b_D = tl.load(D + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-        b_R = tl.load(R + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
         b_state = b_S.to(ED)  # [BV, BK]
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
@@ -314,7 +314,7 @@ def chunk_states_kernel(
     v,
     k,
     decay_in,
-    beta,
+    beta_chunks,
     inverse,
     decay_all,
     decay_out,
@@ -354,14 +354,10 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        i_row = i_b.to(tl.int64) * T + i_t * C
-        m_t = i_t * C + o_t < T
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(
-            tl.float32
-        )  # [C] gated_deltanet.rec:14
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
         b_kx = tl.dot(b_S.to(ED), tl.trans(b_k), input_precision=PRECISION)  # [BV, C] gated_deltanet.rec:14
@@ -391,7 +387,7 @@ def chunk_states_kernel(
 def chunk_reverse_kernel(
     k,
     decay_in,
-    beta,
+    beta_chunks,
     D,
     R,
     inverse,
@@ -439,15 +435,13 @@ def chunk_reverse_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(
-            tl.float32
-        )  # [C] gated_deltanet.rec:14
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-        b_D = tl.load(D + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-        b_R = tl.load(R + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:

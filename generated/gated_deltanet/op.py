@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -198,30 +199,34 @@ class _Chunk(torch.autograd.Function):
         )
         initial_state = None if initial_state is None else dense(initial_state)
         final_state = torch.empty((B, H, K, V), dtype=torch.float32, device=device) if output_final_state else None
-        decay_in, D, R, decay_out = torch.empty((4, B * H, N * C), dtype=torch.float32, device=device).unbind()
+        decay_in, D, R, decay_out, beta_chunks = torch.empty(
+            (5, B * H, N * C), dtype=torch.float32, device=device
+        ).unbind()
         inverse = new_tiles((B * H, N * C, C), dtype, device)
         decay_all = torch.empty((B * H, N), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
-        at(token_tiles(k, C, at.BK), g, beta, decay_in, D, R, tiles(inverse, C, C), decay_all, decay_out)
+        at(token_tiles(k, C, at.BK), g, beta, decay_in, D, R, tiles(inverse, C, C), decay_all, decay_out, beta_chunks)
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
         at(
             token_tiles(v, C, at.BV),
             token_tiles(k, C, at.BK),
-            decay_in,
-            beta,
-            D,
-            R,
+            row_tiles(decay_in, C),
+            row_tiles(beta_chunks, C),
+            row_tiles(D, C),
+            row_tiles(R, C),
             tiles(inverse, C, C),
             token_tiles(q, C, at.BK),
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
         )
-        ctx.save_for_backward(q, k, v, g, beta, initial_state, decay_in, D, R, inverse, decay_all, decay_out)
+        ctx.save_for_backward(
+            q, k, v, g, beta, initial_state, decay_in, D, R, inverse, decay_all, decay_out, beta_chunks
+        )
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
         return o, final_state
@@ -229,7 +234,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        q, k, v, g, beta, initial_state, decay_in, D, R, inverse, decay_all, decay_out = ctx.saved_tensors
+        q, k, v, g, beta, initial_state, decay_in, D, R, inverse, decay_all, decay_out, beta_chunks = ctx.saved_tensors
         shape = ctx.shape
         B, T, H, K, V = shape.B, shape.T, shape.H, shape.K, shape.V
         (scale,) = ctx.constants
@@ -247,11 +252,11 @@ class _Chunk(torch.autograd.Function):
         at(
             token_tiles(v, C, at.BV),
             token_tiles(k, C, at.BK),
-            decay_in,
-            beta,
+            row_tiles(decay_in, C),
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             states if at.direct else tiles(states, at.BV, at.BK),
             U if at.direct else tiles(U, C, at.BV),
             initial_state,
@@ -261,14 +266,14 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             token_tiles(k, C, at.BK),
-            decay_in,
-            beta,
-            D,
-            R,
+            row_tiles(decay_in, C),
+            row_tiles(beta_chunks, C),
+            row_tiles(D, C),
+            row_tiles(R, C),
             tiles(inverse, C, C),
             token_tiles(q, C, at.BK),
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),
             dv if at.direct else token_tiles(dv, C, at.BV),

@@ -64,6 +64,22 @@ def load_rows(x, row, o, D: tl.constexpr):
 
 
 @triton.jit
+def load_row(x, row, o, D: tl.constexpr):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row * WIDTH + o, mask=o < D, other=0.0)
+
+
+@triton.jit
+def store_row(x, row, o, D: tl.constexpr, value):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    tl.store(x + row * WIDTH + o, value, mask=o < D)
+
+
+@triton.jit
 def store_rows(x, row, inside, o, D: tl.constexpr, value):
     """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
     UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -73,13 +89,17 @@ def store_rows(x, row, inside, o, D: tl.constexpr, value):
 
 
 @triton.jit
-def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
-    WIDTH apart."""
+    WIDTH apart. Where only `left` tokens are left, fewer than C, a half of n tokens may decay by n in C / 2 of that: the tokens of an even
+    chunk decay by no more than e^(2 SPAN / C) in the mean."""
     o = tl.arange(0, triton.next_power_of_2(K))
     middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
     last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
-    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
+    HALF: tl.constexpr = C // 2
+    first = SPAN / HALF * tl.minimum(left, HALF)
+    second = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - first, middle - last - second), 0) > 0
 
 
 @triton.jit
@@ -174,7 +194,7 @@ def chunk_prepare_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_xx = tl.zeros((C, C), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
@@ -199,7 +219,7 @@ def chunk_prepare_kernel(
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:13
-            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] gla.rec:13
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] gla.rec:13
             b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
@@ -240,7 +260,7 @@ def chunk_prepare_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_x5 = side_of_middle(o_t, 32, False, True)  # [C]
         b_x15 = side_of_middle(o_t, 16, False, True)  # [C]
         b_x25 = side_of_middle(o_t, 8, False, True)  # [C]
@@ -267,7 +287,7 @@ def chunk_prepare_steep_kernel(
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:13
-            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:13
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
@@ -389,10 +409,9 @@ def chunk_scan_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:13
         b_x2 = q_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x2), input_precision=PRECISION)  # [BV, C] gla.rec:13
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gla.rec:12
@@ -461,7 +480,7 @@ def chunk_prepare_backward_kernel(
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] gla.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] gla.rec:13
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:13
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -512,8 +531,7 @@ def chunk_states_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:13
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -565,8 +583,7 @@ def chunk_reverse_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
-        i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:13
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -635,7 +652,7 @@ def chunk_products_kernel(
         dw_out.store([i_bh, i_t * C, i_k * BK], b_dw_out.to(dw_out.dtype).reshape(1, C, BK))  # [C, BK] gla.rec:12
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_ddecay_all = tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)), 0)  # [BK] gla.rec:13
-        tl.store(ddecay_all + i_c * K + o_k, b_ddecay_all, mask=o_k < K)  # [BK] gla.rec:13
+        store_row(ddecay_all, i_c, o_k, K, b_ddecay_all)  # [BK] gla.rec:13
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] gla.rec:13
         do_state.store([i_bh, i_t * C, i_k * BK], b_dox.to(do_state.dtype).reshape(1, C, BK))  # [C, BK] gla.rec:13
 
@@ -719,7 +736,7 @@ def chunk_gradient_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
         b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_dov, 0.0)  # [C, C]
         b_x8 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
@@ -763,7 +780,7 @@ def chunk_gradient_kernel(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x9[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] gla.rec:13
             b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:12
-            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
                 scale * (b_x16.to(tl.float32) * b_xx)
             )  # [C, BK] gla.rec:13
@@ -816,7 +833,7 @@ def chunk_gradient_steep_kernel(
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
         b_x3 = scale * b_x2  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
@@ -847,7 +864,7 @@ def chunk_gradient_steep_kernel(
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
             b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] gla.rec:13
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             b_x8 = tl.load(
                 G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],

@@ -64,6 +64,22 @@ def load_rows(x, row, o, D: tl.constexpr):
 
 
 @triton.jit
+def load_row(x, row, o, D: tl.constexpr):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row * WIDTH + o, mask=o < D, other=0.0)
+
+
+@triton.jit
+def store_row(x, row, o, D: tl.constexpr, value):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    tl.store(x + row * WIDTH + o, value, mask=o < D)
+
+
+@triton.jit
 def store_rows(x, row, inside, o, D: tl.constexpr, value):
     """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
     UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -73,13 +89,17 @@ def store_rows(x, row, inside, o, D: tl.constexpr, value):
 
 
 @triton.jit
-def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
-    WIDTH apart."""
+    WIDTH apart. Where only `left` tokens are left, fewer than C, a half of n tokens may decay by n in C / 2 of that: the tokens of an even
+    chunk decay by no more than e^(2 SPAN / C) in the mean."""
     o = tl.arange(0, triton.next_power_of_2(K))
     middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
     last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
-    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
+    HALF: tl.constexpr = C // 2
+    first = SPAN / HALF * tl.minimum(left, HALF)
+    second = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - first, middle - last - second), 0) > 0
 
 
 @triton.jit
@@ -198,6 +218,7 @@ def chunk_prepare_kernel(
     score_q_w,
     decay_all,
     k_decay_out,
+    beta_chunks,
     G_rows,
     T,
     N,
@@ -221,7 +242,9 @@ def chunk_prepare_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] kda.rec:15
         b_xx = tl.zeros((C, C), tl.float32)
         b_xx2 = tl.zeros((C, C), tl.float32)
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
@@ -249,7 +272,7 @@ def chunk_prepare_kernel(
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] kda.rec:16
-            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] kda.rec:16
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] kda.rec:16
             b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
@@ -258,7 +281,6 @@ def chunk_prepare_kernel(
             [i_bh, i_t * C, 0],
             tl.where((o_t[:, None] >= o_t[None, :]), b_xx2, 0.0).to(score_q_w.dtype).reshape(1, C, C),
         )  # [C, C] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_inverse = unit_lower_inverse(
             (-(b_beta[None, :] * tl.where((o_t[:, None] > o_t[None, :]), b_xx, 0.0))), XD, PRECISION
         )  # [C, C] kda.rec:15
@@ -278,6 +300,7 @@ def chunk_prepare_steep_kernel(
     score_q_w,
     decay_all,
     k_decay_out,
+    beta_chunks,
     G_rows,
     T,
     N,
@@ -302,7 +325,9 @@ def chunk_prepare_steep_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] kda.rec:15
         b_x2 = side_of_middle(o_t, 32, False, True)  # [C]
         b_x10 = side_of_middle(o_t, 16, False, True)  # [C]
         b_x18 = side_of_middle(o_t, 8, False, True)  # [C]
@@ -334,7 +359,7 @@ def chunk_prepare_steep_kernel(
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] kda.rec:16
-            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] kda.rec:16
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:16
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
@@ -429,7 +454,6 @@ def chunk_prepare_steep_kernel(
             .to(score_q_w.dtype)
             .reshape(1, C, C),
         )  # [C, C] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_inverse = unit_lower_inverse((-(b_beta[None, :] * b_score_a_w)), XD, PRECISION)  # [C, C] kda.rec:15
         inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
 
@@ -438,7 +462,7 @@ def chunk_prepare_steep_kernel(
 def chunk_scan_kernel(
     v,
     k_decay_in,
-    beta,
+    beta_chunks,
     inverse,
     decay_in_q,
     score_q_w,
@@ -480,11 +504,10 @@ def chunk_scan_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] kda.rec:15
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:16
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] kda.rec:15
         b_state = b_S.to(ED)  # [BV, BK]
         b_x = k_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
@@ -572,7 +595,7 @@ def chunk_prepare_backward_kernel(
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] kda.rec:16
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] kda.rec:16
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:16
         b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
         k_decay_out.store(
             [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
@@ -587,7 +610,7 @@ def chunk_prepare_backward_kernel(
 def chunk_states_kernel(
     v,
     k_decay_in,
-    beta,
+    beta_chunks,
     inverse,
     decay_all,
     k_decay_out,
@@ -627,10 +650,8 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        i_row = i_b.to(tl.int64) * T + i_t * C
-        m_t = i_t * C + o_t < T
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:16
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] kda.rec:15
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] kda.rec:15
         b_x = k_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x), input_precision=PRECISION)  # [BV, C] kda.rec:15
@@ -656,7 +677,7 @@ def chunk_states_kernel(
 @triton.jit
 def chunk_reverse_kernel(
     k_decay_in,
-    beta,
+    beta_chunks,
     inverse,
     decay_in_q,
     score_q_w,
@@ -700,11 +721,10 @@ def chunk_reverse_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
-        i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+        b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] kda.rec:15
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:16
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -797,7 +817,7 @@ def chunk_products_kernel(
         U_dstate.store([i_bh, i_t * C, i_k * BK], b_Ux.to(U_dstate.dtype).reshape(1, C, BK))  # [C, BK] kda.rec:15
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_ddecay_all = tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)), 0)  # [BK] kda.rec:16
-        tl.store(ddecay_all + i_c * K + o_k, b_ddecay_all, mask=o_k < K)  # [BK] kda.rec:16
+        store_row(ddecay_all, i_c, o_k, K, b_ddecay_all)  # [BK] kda.rec:16
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] kda.rec:16
         do_state.store([i_bh, i_t * C, i_k * BK], b_dox.to(do_state.dtype).reshape(1, C, BK))  # [C, BK] kda.rec:16
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] kda.rec:15
@@ -845,7 +865,7 @@ def chunk_gradient_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
         b_x3 = tl.where((o_t[:, None] > o_t[None, :]), b_doU, 0.0)  # [C, C]
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
@@ -910,7 +930,7 @@ def chunk_gradient_kernel(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] kda.rec:15
             b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x14), False, True)  # [C, BK] kda.rec:15
-            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
                 scale * (b_x18.to(tl.float32) * b_xx)
             )  # [C, BK] kda.rec:15
@@ -972,7 +992,7 @@ def chunk_gradient_steep_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         b_x3 = scale * b_beta  # [C]
@@ -1012,7 +1032,7 @@ def chunk_gradient_steep_kernel(
             b_sum_x3 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] kda.rec:16
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
             b_x9 = tl.load(
                 G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],

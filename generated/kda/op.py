@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -209,7 +210,8 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         k_decay_in, decay_in_q, k_decay_out = new_tiles((3, B * H, N * C, K), dtype, device).unbind()
         inverse, score_q_w = new_tiles((2, B * H, N * C, C), dtype, device).unbind()
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
+        beta_chunks = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
         at(
             token_tiles(k, C, at.BK),
@@ -223,6 +225,7 @@ class _Chunk(torch.autograd.Function):
             tiles(score_q_w, C, C),
             decay_all,
             tiles(k_decay_out, C, at.BK),
+            beta_chunks,
             G,
         )
         at = configure("prepare_steep", shape)
@@ -238,6 +241,7 @@ class _Chunk(torch.autograd.Function):
             tiles(score_q_w, C, C),
             decay_all,
             tiles(k_decay_out, C, at.BK),
+            beta_chunks,
             G,
         )
         o = new_tiles((B, T, H, V), dtype, device)
@@ -245,18 +249,18 @@ class _Chunk(torch.autograd.Function):
         at(
             token_tiles(v, C, at.BV),
             tiles(k_decay_in, C, at.BK),
-            beta,
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
             tiles(decay_in_q, C, at.BK),
             tiles(score_q_w, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(k_decay_out, C, at.BK),
             o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
             scale,
         )
-        ctx.save_for_backward(q, k, v, g, beta, initial_state, inverse, score_q_w)
+        ctx.save_for_backward(q, k, v, g, beta, initial_state, inverse, score_q_w, beta_chunks)
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
         return o, final_state
@@ -264,7 +268,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        q, k, v, g, beta, initial_state, inverse, score_q_w = ctx.saved_tensors
+        q, k, v, g, beta, initial_state, inverse, score_q_w, beta_chunks = ctx.saved_tensors
         shape = ctx.shape
         B, T, H, K, V = shape.B, shape.T, shape.H, shape.K, shape.V
         (scale,) = ctx.constants
@@ -280,7 +284,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("gates_backward", shape)
         at(token_tiles(g, C, at.BK), tiles(G, C, at.BK))
         k_decay_in, k_decay_out, decay_in_q = new_tiles((3, B * H, N * C, K), dtype, device).unbind()
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         at = configure("prepare_backward", shape)
         at(
             token_tiles(k, C, at.BK),
@@ -299,9 +303,9 @@ class _Chunk(torch.autograd.Function):
         at(
             token_tiles(v, C, at.BV),
             tiles(k_decay_in, C, at.BK),
-            beta,
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(k_decay_out, C, at.BK),
             states if at.direct else tiles(states, at.BV, at.BK),
             U if at.direct else tiles(U, C, at.BV),
@@ -312,11 +316,11 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             tiles(k_decay_in, C, at.BK),
-            beta,
+            row_tiles(beta_chunks, C),
             tiles(inverse, C, C),
             tiles(decay_in_q, C, at.BK),
             tiles(score_q_w, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(k_decay_out, C, at.BK),
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),
@@ -326,7 +330,7 @@ class _Chunk(torch.autograd.Function):
             scale,
         )
         U_dstate, do_state, dY_state = new_tiles((3, B * H, N * C, K), dtype, device).unbind()
-        ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        ddecay_all = new_tiles((B * H * N, K), torch.float32, device)
         do_U, dY_U = new_tiles((2, B * H, N * C, C), dtype, device).unbind()
         diagonal_do_U = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         at = configure("products", shape)

@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,

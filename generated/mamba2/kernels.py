@@ -78,7 +78,7 @@ def softplus(x):
 
 @triton.jit
 def chunk_prepare_kernel(
-    A_log, dt, dt_bias, decay_in, D_, R, decay_all, decay_out, T, N, H: tl.constexpr, C: tl.constexpr
+    A_log, dt, dt_bias, decay_in, D_, R, decay_all, decay_out, dt_chunks, T, N, H: tl.constexpr, C: tl.constexpr
 ):
     """What depends on one chunk alone. One program a chunk and head."""
     i_p = tl.program_id(0)
@@ -92,6 +92,7 @@ def chunk_prepare_kernel(
     m_t = i_t * C + o_t < T
     b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
     b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
+    tl.store(dt_chunks + i_c * C + o_t, b_dt)  # [C] mamba2.rec:15
     b_dt_bias = tl.load(dt_bias + i_h).to(tl.float32)  # mamba2.rec:15
     b_x6 = tl.where(m_t[:], (-(tl.exp(b_A_log) * softplus((b_dt + b_dt_bias)))), 0.0)  # [C]
     b_x7 = log_decay_floor(b_x6)  # [C]
@@ -111,7 +112,7 @@ def chunk_prepare_kernel(
 def chunk_scan_kernel(
     v,
     q,
-    dt,
+    dt_chunks,
     dt_bias,
     decay_in,
     k,
@@ -160,13 +161,13 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
-        b_D2 = tl.load(D_ + i_c * C + o_t)  # [C] mamba2.rec:16
-        b_R = tl.load(R + i_c * C + o_t)  # [C] mamba2.rec:16
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
+        b_D2 = D_.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
-        b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
+        b_dt = dt_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] mamba2.rec:15
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_q2 = tl.trans(b_q)  # [BK, C]
         b_qx = tl.dot(b_S.to(ED), b_q2, input_precision=PRECISION)  # [BV, C] mamba2.rec:16
@@ -213,7 +214,7 @@ def chunk_scan_kernel(
 @triton.jit
 def chunk_states_kernel(
     v,
-    dt,
+    dt_chunks,
     dt_bias,
     k,
     decay_all,
@@ -239,7 +240,6 @@ def chunk_states_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
-    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if initial_state is None:
@@ -254,11 +254,9 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        i_row = i_b.to(tl.int64) * T + i_t * C
-        m_t = i_t * C + o_t < T
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] mamba2.rec:15
-        b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
+        b_dt = dt_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -302,7 +300,6 @@ def chunk_reverse_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
-    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if d_final_state is None:
@@ -317,7 +314,7 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:

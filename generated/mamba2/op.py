@@ -26,6 +26,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -207,29 +208,33 @@ class _Chunk(torch.autograd.Function):
         )
         initial_state = None if initial_state is None else dense(initial_state)
         final_state = torch.empty((B, H, K, V), dtype=torch.float32, device=device) if output_final_state else None
-        decay_in, D_, R, decay_out = torch.empty((4, B * H, N * C), dtype=torch.float32, device=device).unbind()
+        decay_in, D_, R, decay_out, dt_chunks = torch.empty(
+            (5, B * H, N * C), dtype=torch.float32, device=device
+        ).unbind()
         decay_all = torch.empty((B * H, N), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
-        at(A_log, dt, dt_bias, decay_in, D_, R, decay_all, decay_out)
+        at(A_log, dt, dt_bias, decay_in, D_, R, decay_all, decay_out, dt_chunks)
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
         at(
             token_tiles(v, C, at.BV),
             token_tiles(q, C, at.BK),
-            dt,
+            row_tiles(dt_chunks, C),
             dt_bias,
-            decay_in,
+            row_tiles(decay_in, C),
             token_tiles(k, C, at.BK),
-            D_,
-            R,
+            row_tiles(D_, C),
+            row_tiles(R, C),
             D,
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
         )
-        ctx.save_for_backward(q, k, v, dt, A_log, dt_bias, D, initial_state, decay_in, D_, R, decay_all, decay_out)
+        ctx.save_for_backward(
+            q, k, v, dt, A_log, dt_bias, D, initial_state, decay_in, D_, R, decay_all, decay_out, dt_chunks
+        )
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
         return o, final_state
@@ -237,7 +242,9 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        q, k, v, dt, A_log, dt_bias, D, initial_state, decay_in, D_, R, decay_all, decay_out = ctx.saved_tensors
+        q, k, v, dt, A_log, dt_bias, D, initial_state, decay_in, D_, R, decay_all, decay_out, dt_chunks = (
+            ctx.saved_tensors
+        )
         shape = ctx.shape
         B, T, H, K, V = shape.B, shape.T, shape.H, shape.K, shape.V
 
@@ -253,11 +260,11 @@ class _Chunk(torch.autograd.Function):
         at = configure("states", shape, initial_state is None)
         at(
             token_tiles(v, C, at.BV),
-            dt,
+            row_tiles(dt_chunks, C),
             dt_bias,
             token_tiles(k, C, at.BK),
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             states if at.direct else tiles(states, at.BV, at.BK),
             initial_state,
         )
@@ -265,7 +272,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             token_tiles(q, C, at.BK),
-            decay_in,
+            row_tiles(decay_in, C),
             decay_all,
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),

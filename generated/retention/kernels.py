@@ -146,12 +146,12 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
-        b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:13
-        b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:13
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
+        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:12
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_q2 = tl.trans(b_q)  # [BK, C]
         b_qx = tl.dot(b_S.to(ED), b_q2, input_precision=PRECISION)  # [BV, C] retention.rec:13
@@ -220,7 +220,6 @@ def chunk_states_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
-    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if initial_state is None:
@@ -235,7 +234,7 @@ def chunk_states_kernel(
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:12
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -280,7 +279,6 @@ def chunk_reverse_kernel(
     i_bh = tl.program_id(0) // NV
     i_h = i_bh % H
     i_b = i_bh // H
-    o_t = tl.arange(0, C)
     o_v = i_v * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)
     if d_final_state is None:
@@ -295,7 +293,7 @@ def chunk_reverse_kernel(
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:

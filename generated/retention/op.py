@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -199,12 +200,12 @@ class _Chunk(torch.autograd.Function):
         at(
             token_tiles(v, C, at.BV),
             token_tiles(q, C, at.BK),
-            decay_in,
+            row_tiles(decay_in, C),
             token_tiles(k, C, at.BK),
-            D,
-            R,
+            row_tiles(D, C),
+            row_tiles(R, C),
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
             final_state,
@@ -236,7 +237,7 @@ class _Chunk(torch.autograd.Function):
             token_tiles(v, C, at.BV),
             token_tiles(k, C, at.BK),
             decay_all,
-            decay_out,
+            row_tiles(decay_out, C),
             states if at.direct else tiles(states, at.BV, at.BK),
             initial_state,
         )
@@ -244,7 +245,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             token_tiles(q, C, at.BK),
-            decay_in,
+            row_tiles(decay_in, C),
             decay_all,
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),

@@ -27,6 +27,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -210,7 +211,7 @@ class _Chunk(torch.autograd.Function):
         r_decay_in, w_out = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
         score_q_w = new_tiles((B * H, N * C, C), dtype, device)
         sum_k = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         at = configure("prepare", shape)
         at(
             token_tiles(r, C, at.BK),
@@ -245,8 +246,8 @@ class _Chunk(torch.autograd.Function):
             token_tiles(v, C, at.BV),
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
-            sum_k,
-            decay_all,
+            row_tiles(sum_k, C),
+            row_tiles(decay_all, at.BK),
             tiles(w_out, C, at.BK),
             o if at.direct else token_tiles(o, C, at.BV),
             initial_state,
@@ -276,7 +277,7 @@ class _Chunk(torch.autograd.Function):
         G = new_tiles((B * H, N * C, K), torch.float32, device)
         at = configure("gates_backward", shape)
         at(token_tiles(w, C, at.BK), tiles(G, C, at.BK))
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         w_out, r_decay_in = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
         at = configure("prepare_backward", shape)
         at(
@@ -293,7 +294,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("states", shape, initial_state is None)
         at(
             token_tiles(v, C, at.BV),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w_out, C, at.BK),
             states if at.direct else tiles(states, at.BV, at.BK),
             initial_state,
@@ -302,7 +303,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("reverse", shape, d_final_state is None, d_initial_state is None)
         at(
             tiles(r_decay_in, C, at.BK),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),
             d_final_state,
@@ -310,7 +311,7 @@ class _Chunk(torch.autograd.Function):
             scale,
         )
         dw_out, do_state = new_tiles((2, B * H, N * C, K), dtype, device).unbind()
-        ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        ddecay_all = new_tiles((B * H * N, K), torch.float32, device)
         sum_v_do = torch.empty((B * H, N * C), dtype=torch.float32, device=device)
         do_v = new_tiles((B * H, N * C, C), dtype, device)
         at = configure("products", shape)

@@ -64,6 +64,22 @@ def load_rows(x, row, o, D: tl.constexpr):
 
 
 @triton.jit
+def load_row(x, row, o, D: tl.constexpr):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o; zero behind D."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    return tl.load(x + row * WIDTH + o, mask=o < D, other=0.0)
+
+
+@triton.jit
+def store_row(x, row, o, D: tl.constexpr, value):
+    """One row of x, [N,D] with rows padded to 16 bytes, at the columns o."""
+    UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = (D + UNIT - 1) // UNIT * UNIT
+    tl.store(x + row * WIDTH + o, value, mask=o < D)
+
+
+@triton.jit
 def store_rows(x, row, inside, o, D: tl.constexpr, value):
     """The rows of `value` that are `inside`, to x, [N,D] with rows padded to 16 bytes, at the columns o."""
     UNIT: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -73,13 +89,17 @@ def store_rows(x, row, inside, o, D: tl.constexpr, value):
 
 
 @triton.jit
-def is_steep(rows, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
     """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
-    WIDTH apart."""
+    WIDTH apart. Where only `left` tokens are left, fewer than C, a half of n tokens may decay by n in C / 2 of that: the tokens of an even
+    chunk decay by no more than e^(2 SPAN / C) in the mean."""
     o = tl.arange(0, triton.next_power_of_2(K))
     middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
     last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
-    return tl.max(tl.maximum(-middle, middle - last), 0) > SPAN
+    HALF: tl.constexpr = C // 2
+    first = SPAN / HALF * tl.minimum(left, HALF)
+    second = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - first, middle - last - second), 0) > 0
 
 
 @triton.jit
@@ -223,7 +243,7 @@ def chunk_prepare_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_xx = tl.zeros((C, C), tl.float32)
         b_xx2 = tl.zeros((C, C), tl.float32)
         b_xx3 = tl.zeros((C, C), tl.float32)
@@ -263,7 +283,7 @@ def chunk_prepare_kernel(
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:13
-            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row2), mask=o_k < K)  # [BK] rwkv7.rec:13
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] rwkv7.rec:13
             b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             w2_out.store(
@@ -329,7 +349,7 @@ def chunk_prepare_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
         b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
         b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
@@ -376,7 +396,7 @@ def chunk_prepare_steep_kernel(
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:13
-            tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv7.rec:13
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:13
             b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
             b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
             w2_out.store(
@@ -583,10 +603,9 @@ def chunk_scan_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:13
         b_state = b_S.to(ED)  # [BV, BK]
         b_x = kappa_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_xx = tl.dot(b_state, tl.trans(b_x), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
@@ -679,7 +698,7 @@ def chunk_prepare_backward_kernel(
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
         )  # [BK] rwkv7.rec:13
-        tl.store(decay_all + i_c * K + o_k, tl.exp(b_G_row), mask=o_k < K)  # [BK] rwkv7.rec:13
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:13
         b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -743,7 +762,7 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:13
         b_x = kappa_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
@@ -815,7 +834,7 @@ def chunk_reverse_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:13
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -919,7 +938,7 @@ def chunk_products_kernel(
         dw2_out.store([i_bh, i_t * C, i_k * BK], b_dw2_out.to(dw2_out.dtype).reshape(1, C, BK))  # [C, BK] rwkv7.rec:12
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_ddecay_all = tl.sum((b_state.to(tl.float32) * b_dstate.to(tl.float32)), 0)  # [BK] rwkv7.rec:13
-        tl.store(ddecay_all + i_c * K + o_k, b_ddecay_all, mask=o_k < K)  # [BK] rwkv7.rec:13
+        store_row(ddecay_all, i_c, o_k, K, b_ddecay_all)  # [BK] rwkv7.rec:13
         b_dq_in = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
         dq_in.store([i_bh, i_t * C, i_k * BK], b_dq_in.to(dq_in.dtype).reshape(1, C, BK))  # [C, BK] rwkv7.rec:13
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
@@ -1016,7 +1035,7 @@ def chunk_gradient_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if not is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
         b_x2 = tl.where((o_t[:, None] > o_t[None, :]), b_dscore_q_w1, 0.0)  # [C, C]
         b_x7 = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
@@ -1073,7 +1092,7 @@ def chunk_gradient_kernel(
             b_sum_x2 = chunk_sum(
                 (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x10 * b_dw2_out2))), False, True
             )  # [C, BK] rwkv7.rec:12
-            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv7.rec:13
             b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_r2 = b_r.to(tl.float32)  # [C, BK]
             b_x23 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
@@ -1171,7 +1190,7 @@ def chunk_gradient_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
         b_x4 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
         b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
@@ -1218,7 +1237,7 @@ def chunk_gradient_steep_kernel(
             b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
             b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
             b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-            b_ddecay_all = tl.load(ddecay_all + i_c * K + o_k, mask=o_k < K, other=0.0)  # [BK] rwkv7.rec:13
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv7.rec:13
             b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_r2 = b_r.to(tl.float32)  # [C, BK]
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12

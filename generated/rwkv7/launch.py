@@ -195,6 +195,11 @@ def tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     return _described(x, [N, R, D], [n, r, d], [1, rows, columns])
 
 
+def row_tiles(x: torch.Tensor, columns: int) -> TensorDescriptor:
+    """[N,D] as pieces of rows, `columns` long."""
+    return _described(x, [*x.shape], [*x.stride()], [1, columns])
+
+
 def token_steps(x: torch.Tensor) -> tuple[int, int, int]:
     """The strides of B, T and H of an addressable [B,T,H,D], in units of 16 bytes."""
     b, t, h, _ = x.stride()
@@ -270,14 +275,14 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
         if facts.dots != 1:  # two passes at least, so that one loads while the other computes
             width = max(16, min(width, BK // 2))
         fixed = (facts.tv * C * BV + facts.ts * C * C) * itemsize
-        warps = 8 if facts.channels or (BV > 128 and facts.tv + facts.vk) else 4
+        warps = 8 if (facts.channels and facts.dots > 5) or (BV > 128 and facts.tv + facts.vk) else 4
         deep = 3 if facts.dots and width < BK else 2  # what only passes through needs programs, not stages
         # Two programs of four warps share a multiprocessor, where they fit. Never one stage: a loop of descriptor loads in one stage has
         # been seen to go wrong.
         whole = (
             on.shared_memory - 4096 - (C * BV * itemsize if facts.tv else 0)
         )  # a tile of value channels between two layouts
-        half = on.shared_memory // 2 - 1024
+        half = on.shared_memory // 2 - 8192  # beside what is loaded: tiles between two layouts
         tries = [
             (half, width, deep),
             (half, width, 2),
@@ -290,9 +295,10 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
             moving = (facts.tk * C + facts.vk * BV) * min(BK, tile) * itemsize
             if fixed + stages * moving <= limit and (limit == whole or warps == 4):
                 break
-        # An inverse is a chain of small products: what hides its latency is other programs, five on a multiprocessor.
+        # An inverse is a chain of small products: what hides its latency is other programs, five on a multiprocessor, or three.
         few = facts.inverts and warps == 4 and itemsize == 2 and not on.hip
-        return Blocks(min(BK, tile), BV, warps, stages, 96 if few else None)
+        registers = None if facts.channels and facts.dots > 2 else (168 if facts.channels else 96)
+        return Blocks(min(BK, tile), BV, warps, stages, registers if few else None)
     wide = [(128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2), (32, 4, 3), (32, 4, 2), (16, 4, 2), (16, 4, 1)]
     if itemsize == 4 or on.hip:
         wide = [(32, 4, 2), (16, 4, 2), (16, 4, 1)]

@@ -26,6 +26,7 @@ from .launch import (
     dense,
     new_tiles,
     precision,
+    row_tiles,
     tiles,
     token_steps,
     token_tiles,
@@ -214,7 +215,7 @@ class _Chunk(torch.autograd.Function):
         at(token_tiles(w, C, at.BK), tiles(G, C, at.BK))
         kappa_decay_in, q_in, w2_out, w1_out = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
         score_a2_w1, inverse2, score_q_w2, score_q_w1 = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         at = configure("prepare", shape)
         at(
             token_tiles(kappa, C, at.BK),
@@ -263,7 +264,7 @@ class _Chunk(torch.autograd.Function):
             tiles(q_in, C, at.BK),
             tiles(score_q_w2, C, C),
             tiles(score_q_w1, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w2_out, C, at.BK),
             tiles(w1_out, C, at.BK),
             o if at.direct else token_tiles(o, C, at.BV),
@@ -294,7 +295,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("gates_backward", shape)
         at(token_tiles(w, C, at.BK), tiles(G, C, at.BK))
         kappa_decay_in, w2_out, w1_out, q_in = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
-        decay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        decay_all = new_tiles((B * H * N, K), torch.float32, device)
         at = configure("prepare_backward", shape)
         at(
             token_tiles(kappa, C, at.BK),
@@ -318,7 +319,7 @@ class _Chunk(torch.autograd.Function):
             tiles(score_a2_w1, C, C),
             token_tiles(v, C, at.BV),
             tiles(inverse2, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w2_out, C, at.BK),
             tiles(w1_out, C, at.BK),
             states if at.direct else tiles(states, at.BV, at.BK),
@@ -333,7 +334,7 @@ class _Chunk(torch.autograd.Function):
             tiles(inverse2, C, C),
             tiles(q_in, C, at.BK),
             tiles(score_q_w2, C, C),
-            decay_all,
+            row_tiles(decay_all, at.BK),
             tiles(w2_out, C, at.BK),
             token_tiles(do, C, at.BV),
             d_states if at.direct else tiles(d_states, at.BV, at.BK),
@@ -342,7 +343,7 @@ class _Chunk(torch.autograd.Function):
             d_initial_state,
         )
         dw1_out, dw2_out, dq_in, dY_state = new_tiles((4, B * H, N * C, K), dtype, device).unbind()
-        ddecay_all = torch.empty((B * H, N, K), dtype=torch.float32, device=device)
+        ddecay_all = new_tiles((B * H * N, K), torch.float32, device)
         dscore_q_w1, dscore_q_w2, dY_U2, dY_v = new_tiles((4, B * H, N * C, C), dtype, device).unbind()
         diagonal_dscore_q_w1, diagonal_dscore_q_w2 = torch.empty(
             (2, B * H, N * C), dtype=torch.float32, device=device
