@@ -31,6 +31,8 @@ from .ops import (
     split_spec,
 )
 
+SPECIAL = frozenset({"exp", "log", "sigmoid", "softplus", "tanh", "pow", "quotient"})  # functions of the special function units
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -85,7 +87,7 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
         case Inverse():
             return 8 * flops(node, sizes) / (hardware.matmul * hardware.chained)  # a chain of small products: latency, not rate
         case Map(fn=fn):
-            return count / (hardware.special if fn in ("exp", "log", "sigmoid", "softplus", "tanh", "pow", "quotient") else hardware.lanes)
+            return count / (hardware.special if fn in SPECIAL else hardware.lanes)
         case Rows():
             return 4 * count / (4 * hardware.bandwidth)  # out of the cache
         case Segment() | Scatter():

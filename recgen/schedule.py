@@ -12,7 +12,7 @@ from typing import Literal
 
 import networkx as nx
 
-from .cost import Sizes, seconds
+from .cost import SPECIAL, Sizes, seconds
 from .errors import VerifyError
 from .hardware import H200, Hardware
 from .ops import Const, Dot, Inverse, Load, Map, Node, Pull, Rows, Score, Segment, Sum, TakeDiagonal, Valid, per_channel, topological
@@ -20,6 +20,7 @@ from .tile import TileGraph
 
 SCAN = 0.5  # a scan has one program a head: an operation there costs half as much again
 SERIAL = 10.0  # ... and one in which its warps wait for each other is on the path from state to state
+COPIES = 64  # ... and on a vector of tokens it is done by every warp, in the layout of the tiles that the vector scales
 PARALLEL = 1.0  # the gradient kernel is the largest: what it does twice, it does at full price
 
 MANY = 12  # products in one kernel, beyond which its tiles no longer stay in registers
@@ -188,7 +189,9 @@ class _Planner:
 
     def price(self, node: Node, pressure: float) -> float:
         """How much dearer the operation is in a kernel under `pressure` than in the kernel that would make it for us."""
-        return SERIAL if pressure == SCAN and isinstance(node.op, Segment | Sum | Inverse) else pressure
+        if pressure == SCAN and isinstance(node.op, Segment | Sum | Inverse):
+            return SERIAL
+        return COPIES * SCAN if pressure == SCAN and node.axes == ("t",) else pressure
 
     def bytes(self, node: Node) -> int:
         """Gates stay fp32 whatever the operands are, and so does a tile that anything but a matrix product uses."""
@@ -224,6 +227,8 @@ class _Planner:
                 )
             case Map(fn="mul") if len(parts := [self.label(a) for a in node.args if self.short(a)]) > 0:
                 return "_".join(parts)
+            case Map(fn=fn) if fn in SPECIAL:
+                return f"{fn}_chunks"
             case _:
                 return f"x{node.index}"
 

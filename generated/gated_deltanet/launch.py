@@ -282,7 +282,9 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
         whole = (
             on.shared_memory - 4096 - (C * BV * itemsize if facts.tv else 0)
         )  # a tile of value channels between two layouts
-        half = on.shared_memory // 2 - 8192  # beside what is loaded: tiles between two layouts
+        half = on.shared_memory // 2 - (
+            8192 if facts.channels else 1024
+        )  # beside what is loaded: rows between two layouts
         tries = [
             (half, width, deep),
             (half, width, 2),

@@ -78,7 +78,7 @@ def softplus(x):
 
 @triton.jit
 def chunk_prepare_kernel(
-    A_log, dt, dt_bias, decay_in, D_, R, decay_all, decay_out, dt_chunks, T, N, H: tl.constexpr, C: tl.constexpr
+    A_log, dt, dt_bias, softplus_chunks, decay_in, D_, R, decay_all, decay_out, T, N, H: tl.constexpr, C: tl.constexpr
 ):
     """What depends on one chunk alone. One program a chunk and head."""
     i_p = tl.program_id(0)
@@ -90,11 +90,12 @@ def chunk_prepare_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
     b_dt = tl.load(dt + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] mamba2.rec:15
-    tl.store(dt_chunks + i_c * C + o_t, b_dt)  # [C] mamba2.rec:15
     b_dt_bias = tl.load(dt_bias + i_h).to(tl.float32)  # mamba2.rec:15
-    b_x6 = tl.where(m_t[:], (-(tl.exp(b_A_log) * softplus((b_dt + b_dt_bias)))), 0.0)  # [C]
+    b_x2 = softplus((b_dt + b_dt_bias))  # [C]
+    tl.store(softplus_chunks + i_c * C + o_t, b_x2)  # [C] mamba2.rec:15
+    b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
+    b_x6 = tl.where(m_t[:], (-(tl.exp(b_A_log) * b_x2)), 0.0)  # [C]
     b_x7 = log_decay_floor(b_x6)  # [C]
     b_G = chunk_sum(b_x7, False, False)  # [C] mamba2.rec:15
     tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] mamba2.rec:16
@@ -112,8 +113,7 @@ def chunk_prepare_kernel(
 def chunk_scan_kernel(
     v,
     q,
-    dt_chunks,
-    dt_bias,
+    softplus_chunks,
     decay_in,
     k,
     D_,
@@ -155,7 +155,6 @@ def chunk_scan_kernel(
             other=0.0,
         ).to(tl.float32)  # [BV, BK]
     b_D = tl.load(D + i_h).to(tl.float32)  # mamba2.rec:16
-    b_dt_bias = tl.load(dt_bias + i_h).to(tl.float32)  # mamba2.rec:15
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
@@ -165,7 +164,7 @@ def chunk_scan_kernel(
         b_D2 = D_.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
         b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
-        b_dt = dt_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
+        b_x3 = softplus_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
         b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
@@ -174,11 +173,10 @@ def chunk_scan_kernel(
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] mamba2.rec:15
         b_v2 = tl.trans(b_v)  # [BV, C]
         b_v3 = b_v2.to(tl.float32)  # [BV, C]
-        b_x4 = softplus((b_dt + b_dt_bias))  # [C]
         b_P_op = tl.zeros((C, C), ED)
         if T > 0:
             b_P_op = (
-                b_x4[:, None]
+                b_x3[:, None]
                 * (
                     tl.exp(
                         tl.where(
@@ -200,7 +198,7 @@ def chunk_scan_kernel(
                 [i_b, i_h, i_t * C, i_v * BV], tl.trans(b_o2).to(o.dtype).reshape(1, 1, C, BV)
             )  # [C, BV] mamba2.rec:16
         b_S1 = tl.dot(
-            ((b_decay_out * b_x4)[None, :] * b_v3).to(ED), b_k, (b_decay_all * b_S), input_precision=PRECISION
+            ((b_decay_out * b_x3)[None, :] * b_v3).to(ED), b_k, (b_decay_all * b_S), input_precision=PRECISION
         )  # [BV, BK] mamba2.rec:15
         b_S = b_S1  # [BV, BK] mamba2.rec:15
     if final_state is not None:
@@ -214,8 +212,7 @@ def chunk_scan_kernel(
 @triton.jit
 def chunk_states_kernel(
     v,
-    dt_chunks,
-    dt_bias,
+    softplus_chunks,
     k,
     decay_all,
     decay_out,
@@ -250,13 +247,12 @@ def chunk_states_kernel(
             mask=(o_v[:, None] < V) & (o_k[None, :] < K),
             other=0.0,
         ).to(tl.float32)  # [BV, BK]
-    b_dt_bias = tl.load(dt_bias + i_h).to(tl.float32)  # mamba2.rec:15
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
         b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
         b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
-        b_dt = dt_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
+        b_x2 = softplus_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -264,7 +260,7 @@ def chunk_states_kernel(
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] mamba2.rec:15
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_S1 = tl.dot(
-            ((b_decay_out * softplus((b_dt + b_dt_bias)))[None, :] * tl.trans(b_v).to(tl.float32)).to(ED),
+            ((b_decay_out * b_x2)[None, :] * tl.trans(b_v).to(tl.float32)).to(ED),
             b_k,
             (b_decay_all * b_S),
             input_precision=PRECISION,

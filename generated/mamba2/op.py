@@ -208,19 +208,18 @@ class _Chunk(torch.autograd.Function):
         )
         initial_state = None if initial_state is None else dense(initial_state)
         final_state = torch.empty((B, H, K, V), dtype=torch.float32, device=device) if output_final_state else None
-        decay_in, D_, R, decay_out, dt_chunks = torch.empty(
+        softplus_chunks, decay_in, D_, R, decay_out = torch.empty(
             (5, B * H, N * C), dtype=torch.float32, device=device
         ).unbind()
         decay_all = torch.empty((B * H, N), dtype=torch.float32, device=device)
         at = configure("prepare", shape)
-        at(A_log, dt, dt_bias, decay_in, D_, R, decay_all, decay_out, dt_chunks)
+        at(A_log, dt, dt_bias, softplus_chunks, decay_in, D_, R, decay_all, decay_out)
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
         at(
             token_tiles(v, C, at.BV),
             token_tiles(q, C, at.BK),
-            row_tiles(dt_chunks, C),
-            dt_bias,
+            row_tiles(softplus_chunks, C),
             row_tiles(decay_in, C),
             token_tiles(k, C, at.BK),
             row_tiles(D_, C),
@@ -233,7 +232,7 @@ class _Chunk(torch.autograd.Function):
             final_state,
         )
         ctx.save_for_backward(
-            q, k, v, dt, A_log, dt_bias, D, initial_state, decay_in, D_, R, decay_all, decay_out, dt_chunks
+            q, k, v, dt, A_log, dt_bias, D, initial_state, softplus_chunks, decay_in, D_, R, decay_all, decay_out
         )
         ctx.shape, ctx.constants = shape, constants
         ctx.set_materialize_grads(False)
@@ -242,7 +241,7 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, do, d_final_state):
-        q, k, v, dt, A_log, dt_bias, D, initial_state, decay_in, D_, R, decay_all, decay_out, dt_chunks = (
+        q, k, v, dt, A_log, dt_bias, D, initial_state, softplus_chunks, decay_in, D_, R, decay_all, decay_out = (
             ctx.saved_tensors
         )
         shape = ctx.shape
@@ -260,8 +259,7 @@ class _Chunk(torch.autograd.Function):
         at = configure("states", shape, initial_state is None)
         at(
             token_tiles(v, C, at.BV),
-            row_tiles(dt_chunks, C),
-            dt_bias,
+            row_tiles(softplus_chunks, C),
             token_tiles(k, C, at.BK),
             decay_all,
             row_tiles(decay_out, C),
