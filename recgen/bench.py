@@ -31,7 +31,7 @@ from typing import Annotated
 import torch
 import typer
 
-from recgen.parity import DTYPES, Check, Failure, Shape, alive, check_op, describe
+from recgen.parity import CHECKED, DTYPES, Check, Failure, Shape, alive, check_op, describe
 from recgen.peers import PEERS, missing
 from recgen.timing import TIMED, FirstCall, Timing, TokenLoop, time_on_cpu, time_op, warm_ours, warm_peer
 
@@ -85,7 +85,12 @@ def bench(
                 written = clock()
 
     if check:
-        jobs = [Job(name, "check", partial(check_op, packages, name, dtypes, device=device)) for name in names]
+        jobs = [
+            Job(name, f"check {dtype}, {shapes[0].name}", partial(check_op, packages, name, (dtype,), shapes, device))
+            for dtype in sorted(dtypes, key="fp32".__ne__)  # whose kernels take longest to compile
+            for shapes in CHECKED
+            for name in names
+        ]
         collect(side_by_side(jobs, workers if device == "cuda" else 1, patience, deadline))
     if time and device == "cpu":
         collect(in_child([Job(name, "time", partial(time_on_cpu, packages, name)) for name in names], patience, deadline))

@@ -55,7 +55,7 @@ def chunk_toy(q, k, v, g, initial_state=None, output_final_state=False):
 
 toy = chunk_toy
 '''
-SMALL = (Shape("small", 1, 5, 2, 8, 12), Shape("wrong", 1, 5, 2, 16, 12), Shape("refused", 1, 5, 2, 24, 12))
+SMALL = (Shape("small", 1, 5, 2, 8, 12, bare=True), Shape("wrong", 1, 5, 2, 16, 12), Shape("refused", 1, 5, 2, 24, 12))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checked(packages: Path) -> list[Check | Failure]:
-    return list(check_op(packages, "toy", ("bf16", "fp32"), SMALL, device="cpu"))
+    return list(check_op(packages, "toy", ("bf16", "fp32"), (*SMALL, GATED), device="cpu"))
 
 
 def test_check_covers_modes_regimes_and_tensors(checked: list[Check | Failure]) -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from recgen.chunk import chunk
-from recgen.cost import Sizes, flops
+from recgen.cost import SPECIAL, Sizes, flops
 from recgen.errors import VerifyError
 from recgen.hardware import H200
-from recgen.ops import Load, topological
+from recgen.ops import Load, Map, topological
 from recgen.pipeline import compile_spec
 from recgen.resources import Source
 from recgen.schedule import Kernel, Schedule, schedule
@@ -208,3 +208,19 @@ o = sigmoid(og) * p0
 def test_what_is_stored_has_a_place_and_a_name_of_its_own(text: str) -> None:
     files = compile_spec(Source("mine", "mine.rec", text)).files
     compile(files["kernels.py"], "kernels.py", "exec")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_scan_takes_its_vectors_ready_made(name: str) -> None:
+    """Numbers of tokens lie chunk by chunk, so that one copy fetches a chunk's, and functions of them are not worked out by every warp."""
+    for kernel in (k for k in (*plan(name).forward, *plan(name).backward) if k.walk != "parallel"):
+        vectors = [b for b in kernel.loads if b.node.axes == ("t",)]
+        assert all(b.layout == "chunk" for b in vectors), [b.name for b in vectors]
+        assert not [n for n in kernel.computed() if n.axes == ("t",) and isinstance(n.op, Map) and n.op.fn in SPECIAL]
+
+
+def test_without_a_kernel_before_the_scan_numbers_are_read_where_they_are() -> None:
+    """A kernel that only copied them would cost a launch."""
+    made = schedule(tile(chunk(form_of("q: key\nk: key\nv: value\nbeta: scalar\n\nS = S + beta * v @ k.T\no = S @ q\n"))))
+    assert [k.name for k in made.forward] == ["scan"]
+    assert [b.layout for b in made.forward[0].loads if b.node.axes == ("t",)] == ["token"]
