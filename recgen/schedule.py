@@ -246,13 +246,16 @@ class _Planner:
             label = {"state": "states", "dstate": "d_states"}.get(node.op.name, node.op.name)
             made = Buffer(label, node, where, operand=False)
         else:
-            taken = KERNEL | {b.name for b in self.buffers.values()}
-            label = name or self.label(node)
-            while label in taken:
-                label += "_"
-            made = Buffer(label, node, layout or "chunk", operand=False)
+            made = Buffer(self.unused(name or self.label(node)), node, layout or "chunk", operand=False)
         self.buffers[node.index] = made
         return made
+
+    def unused(self, name: str) -> str:
+        """The name, with as many underscores behind it as it takes to be new."""
+        taken = KERNEL | {b.name for b in (*self.buffers.values(), *self.rows.values())}
+        while name in taken:
+            name += "_"
+        return name
 
     def in_scan(self, node: Node) -> Buffer:
         """Where a scan finds the value: a number of each token in a row that one copy fetches, where a kernel made that row."""
@@ -262,10 +265,7 @@ class _Planner:
         """The kernel, which also lays out the numbers of tokens among `nodes`, [B,T,H] of the caller, chunk by chunk."""
         numbers = [n for n in nodes if isinstance(n.op, Load) and n.op.role == "input" and n.axes == ("t",)]
         for node in numbers:
-            label = f"{self.buffer(node).name}_chunks"
-            while label in {b.name for b in self.buffers.values()}:
-                label += "_"
-            self.rows[node.index] = Buffer(label, node, "chunk", operand=False)
+            self.rows[node.index] = Buffer(self.unused(f"{self.buffer(node).name}_chunks"), node, "chunk", operand=False)
         loads = dict.fromkeys((*kernel.loads, *map(self.buffer, numbers)))
         return replace(kernel, loads=tuple(loads), stores=(*kernel.stores, *(self.rows[n.index] for n in numbers)))
 
