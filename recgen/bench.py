@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +37,7 @@ from recgen.peers import PEERS, missing
 from recgen.timing import TIMED, FirstCall, Timing, TokenLoop, time_on_cpu, time_op, warm_ours, warm_peer
 
 Row = Check | Timing | FirstCall | TokenLoop | Failure
+NO_TIME = "no time was left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,15 @@ def bench(
 
     def collect(found: Iterable[Row]) -> None:
         written = clock()
-        for row in found:
-            rows.append(row)
-            if not isinstance(row, Check):  # there are thousands of those
-                print(summary(row), flush=True)
-            if out is not None and clock() - written > 5:
-                write(rows, out)
-                written = clock()
+        for _, group in groupby(found, key=_told_together):
+            told = []
+            for row in group:
+                rows.append(row)
+                told.append(row)
+                if out is not None and clock() - written > 5:
+                    write(rows, out)
+                    written = clock()
+            print(summary(max(told, key=_wrong)), flush=True)
 
     if check:
         jobs = [
@@ -112,6 +116,15 @@ def _warm_peer(packages: Path, name: str, shapes: Sequence[Shape], dtype: str, p
     for index in range(shares):
         run = partial(warm_peer, packages, name, shapes, dtype, peer, (index, shares))
         yield Job(name, f"warm {peer} {index + 1}/{shares}", run)
+
+
+def _told_together(row: Row) -> object:
+    """There are thousands of checks: one line for what was compared at a shape, the worst of it."""
+    return (row.op, row.dtype, row.shape) if isinstance(row, Check) else id(row)
+
+
+def _wrong(row: Row) -> float:
+    return row.error / row.limit if isinstance(row, Check) and row.limit else 0.0
 
 
 def packaged(folder: Path) -> tuple[str, ...]:
@@ -147,7 +160,7 @@ def in_child(jobs: Sequence[Job], patience: float, deadline: float = inf) -> Ite
                 wait = max(0.0, min(patience, deadline - clock()))
                 if not receiver.poll(wait):
                     child.kill()
-                    end = f"no row for {wait:.0f} s"
+                    end = NO_TIME if clock() >= deadline else f"no row for {wait:.0f} s"
                 elif (row := receiver.recv()) is None:
                     done += 1
                 else:
@@ -162,7 +175,7 @@ def in_child(jobs: Sequence[Job], patience: float, deadline: float = inf) -> Ite
             done += 1
         remaining = remaining[done:]
     for job in remaining:
-        yield Failure(job.op, job.what, "no time was left")
+        yield Failure(job.op, job.what, NO_TIME)
 
 
 def _serve(sender: Connection, jobs: Sequence[Job]) -> None:
@@ -271,7 +284,8 @@ def summary(row: Row) -> str:
     """A row on one line, for whoever waits."""
     match row:
         case Check():
-            return f"{row.op} {row.mode} {row.dtype} {row.shape} {row.gate} {row.tensor}: error {row.error:.1e}"
+            where = f"{row.mode} {row.tensor}, gate {row.gate}, limit {row.limit:.0e}"
+            return f"{row.op} {row.dtype} {row.shape}: errors up to {row.error:.1e} ({where})"
         case Timing():
             total = "" if row.total_ms is None else f", forward + backward {row.total_ms:.3f} ms"
             return f"{row.op} {row.shape} {row.who}: forward {row.forward_ms:.3f} ms{total}, error {row.errors['o']:.1e}"

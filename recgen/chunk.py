@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sympy import Expr, Integer
 
-from .elementwise import align, evaluate
+from .elementwise import align, bounds, evaluate
 from .errors import VerifyError
 from .normalize import NormalForm
 
@@ -93,6 +93,11 @@ class ChunkForm:
     def events(self) -> tuple[Correction | Write, ...]:
         """All that is written: corrections, then plain writes."""
         return (*self.corrections, *self.writes)
+
+    @property
+    def decays(self) -> bool:
+        """Whether the log decay is at most 0 for all inputs in their domains."""
+        return bounds(self.decay, self.normal.inputs)[1] <= 0
 
     def verify(self) -> None:
         for correction in self.corrections:

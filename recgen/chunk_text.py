@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from sympy import Symbol
 
-from .elementwise import bounds
-
 if TYPE_CHECKING:
     from recgen.chunk import ChunkForm, Correction, Output, Reader, Write, Writer
 
@@ -48,14 +46,9 @@ class _Text:
         scores = columns(self.scores())
         out += [*(["scores, [C, C]", *scores, ""] if scores else []), "equations", *self.equations()]
         if self.gated:
-            sign = "so none is positive" if self.decays else f"so none is positive where {self.gate} is not"
+            sign = "so none is positive" if self.form.decays else f"so none is positive where {self.gate} is not"
             out += ["", f"exponents: each is a sum of {self.gate} over tokens, {sign}", *columns(self.exponents())]
         return "\n".join(out)
-
-    @property
-    def decays(self) -> bool:
-        """Whether the log decay is at most 0 for all inputs in their domains."""
-        return bounds(self.form.decay, self.form.normal.inputs)[1] <= 0
 
     @property
     def readers(self) -> list[Reader]:
@@ -103,7 +96,7 @@ class _Text:
         form, g = self.form, self.gate
         share = "[C, K], one a key channel" if form.decay_axis == "key" else "[C], one a token"
         meaning = "the log of what is kept" if isinstance(form.decay, Symbol) else f"= {form.decay}, the log of what is kept"
-        sign = "<= 0" if self.decays else "taken to be <= 0, which nothing declares"
+        sign = "<= 0" if self.form.decays else "taken to be <= 0, which nothing declares"
         rows: list[tuple[str, ...]] = [(f"{g}_i", f"{meaning}, {sign}; {share}", self.tag(form.decay_line))]
         if all(r.after for r in self.readers) and all(e.writer.after for e in self.events):
             return columns([*rows, (f"G_i = {g}_1 + ... + {g}_i", "the own token's decay included")])

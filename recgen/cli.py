@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +27,7 @@ from recgen.resources import SUFFIX, Source, find, folder, read_all, specs_folde
 if TYPE_CHECKING:
     from recgen.normalize import NormalForm
     from recgen.package import Package
+    from recgen.pipeline import Compiled
 
 app = typer.Typer(
     name="recgen",
@@ -162,7 +163,7 @@ def generate(specs: Specs = None, out: Out = GENERATED) -> None:
     """
     from recgen.package import write
 
-    packages, seconds, obstacles, failed = _packages(_sources(specs))
+    packages, seconds, notes, failed = _packages(_sources(specs))
     table = Table("package", "from", "files", "lines", "seconds", "", box=None, pad_edge=False)
     for package in packages:
         changed = write(package, out)
@@ -171,8 +172,8 @@ def generate(specs: Specs = None, out: Out = GENERATED) -> None:
         table.add_row(str(out / package.name), package.source.path, str(len(package.files)), str(package.lines), took, written)
     if packages:
         _console().print(table)
-    for name, obstacle in obstacles.items():
-        print(f"recgen: note: {name} has recurrent kernels and no chunked ones: {obstacle}", file=sys.stderr)
+    for note in notes:
+        print(f"recgen: note: {note}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
@@ -270,27 +271,38 @@ def _sources(specs: Sequence[str] | None) -> tuple[Source, ...]:
     return sources
 
 
-def _packages(sources: Sequence[Source]) -> tuple[tuple[Package, ...], dict[str, float], dict[str, str], bool]:
-    """Compile each spec and format all of them at once: packages, seconds, obstacles to a chunk form. What is wrong is reported."""
+def _packages(sources: Sequence[Source]) -> tuple[tuple[Package, ...], dict[str, float], list[str], bool]:
+    """Compile each spec and format all of them at once: packages, seconds, notes for the user. What is wrong is reported."""
     from recgen.package import finish
     from recgen.pipeline import compile_spec
 
     emitted: list[tuple[Source, dict[str, str]]] = []
     seconds: dict[str, float] = {}
-    obstacles: dict[str, str] = {}
+    notes: list[str] = []
     for source in sources:
         start = time.perf_counter()
         try:
             compiled = compile_spec(source)
             emitted.append((source, compiled.files))
-            if compiled.normal.obstacle is not None:
-                obstacles[source.name] = compiled.normal.obstacle
+            notes += _notes(compiled)
         except VerifyError:
             raise
         except RecgenError as error:
             _complain(error)
         seconds[source.name] = time.perf_counter() - start
-    return finish(emitted), seconds, obstacles, len(emitted) < len(sources)
+    return finish(emitted), seconds, notes, len(emitted) < len(sources)
+
+
+def _notes(compiled: Compiled) -> Iterator[str]:
+    """What a user should know of a package that is right as far as it goes."""
+    name, form = compiled.source.name, compiled.chunk
+    if compiled.normal.obstacle is not None:
+        yield f"{name} has recurrent kernels and no chunked ones: {compiled.normal.obstacle}"
+    if form is not None and not form.decays:
+        yield (
+            f"{name} forgets by exp({form.decay}), and nothing declares that this does not grow: declare a domain ([log_decay], [unit]), "
+            "or pass raw values through -softplus(x)"
+        )
 
 
 def _console() -> Console:

@@ -31,7 +31,8 @@ from .ops import (
     split_spec,
 )
 
-SPECIAL = frozenset({"exp", "log", "sigmoid", "softplus", "tanh", "pow", "quotient"})  # functions of the special function units
+# Functions of the special function units.
+SPECIAL = frozenset({"exp", "log", "log_retention", "sigmoid", "softplus", "tanh", "pow", "quotient"})
 
 
 @dataclass(frozen=True, slots=True)

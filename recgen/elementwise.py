@@ -193,6 +193,8 @@ def bounds(expr: Expr, inputs: Sequence[Input]) -> tuple[float, float]:
             return low, high
         case sympy.exp():
             return (math.exp(low) if low < 700 else math.inf), (math.exp(high) if high < 700 else math.inf)
+        case sympy.log() if low >= 0:
+            return (math.log(low) if low > 0 else -math.inf), (math.log(high) if high > 0 else -math.inf)
         case sympy.tanh():
             return math.tanh(low), math.tanh(high)
         case sigmoid():

@@ -78,7 +78,8 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
         "test_parity.py",
         *(["torch_chunk.py"] if tile is not None else []),
     ]
-    return {file: environment.get_template(f"{file}.j2").render(context) for file in files}
+    rendered = {file: environment.get_template(f"{file}.j2").render(context) for file in files}
+    return rendered | {f"{normal.name}.rec": "".join(f"{line}\n" for line in spec.source.splitlines())}
 
 
 def _value(normal: NormalForm) -> Input:
@@ -104,7 +105,10 @@ def _calls(normal: NormalForm, recurrent: RecurrentText, plan: Schedule | None) 
         "value": value.name,
         "value_index": tensors.index(value),
         "summary": normal.doc.strip().splitlines()[0] if normal.doc.strip() else f"The recurrence of {normal.name}.rec.",
-        "argument_doc": [f"{', '.join(names)}: {shape}." for shape, names in shapes.items()],
+        "argument_doc": [
+            *(f"{', '.join(names)}: {shape}." for shape, names in shapes.items()),
+            *(f"{i.name}: a number, {i.default} by default." for i in normal.inputs if i.axes is None),
+        ],
         "constant_names": "".join(f"{c}, " for c in constants),
         "constant_parameters": "".join(f", {c}" for c in constants),
         "constant_arguments": "".join(f", {c}" for c in constants),

@@ -33,6 +33,13 @@ AXES: dict[str, str] = {
     "[H]": "head",
     "[H, K]": "head[key]",
     "[H, V]": "head[value]",
+    **dict.fromkeys(("param", "parameter", "weight"), "head for one number a head, or head[key], head[value]"),
+}
+# Words for domains -> the domain.
+DOMAINS: dict[str, str] = {
+    **dict.fromkeys(("normalized", "normed", "norm", "l2norm"), "unit_norm"),
+    **dict.fromkeys(("sigmoid", "probability", "fraction"), "unit"),
+    **dict.fromkeys(("decay", "log", "negative", "gate"), "log_decay"),
 }
 # A function that specs lack -> how it is written.
 ELSEWHERE: dict[str, str] = {
@@ -85,6 +92,11 @@ def of_axis(word: str, kinds: Iterable[str]) -> str | None:
     if called := re.fullmatch(_KINDS + r"\((.*)\)", word):
         return f"a domain stands in brackets: {called[1]}[{called[2]}]"
     return f"write {AXES[word]}" if word in AXES else nearest(word, kinds)
+
+
+def of_domain(word: str, known: Iterable[str]) -> str | None:
+    """For a domain that does not exist."""
+    return f"write {DOMAINS[word]}" if word in DOMAINS else nearest(word, known)
 
 
 def of_function(fn: str, known: Iterable[str]) -> str:

@@ -738,7 +738,7 @@ def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
     match fn:
         case "exp":
             return f"tl.exp({x})", False
-        case "log":
+        case "log" | "log_retention":
             return f"tl.log({x})", False
         case "sigmoid":
             return f"tl.sigmoid({x})", False

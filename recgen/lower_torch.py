@@ -625,7 +625,7 @@ def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, int]:
             return f"F.softplus({x})", 9
         case "floor":  # exp(-87) is the smallest normal number of fp32
             return f"{x}.clamp_min(-87.0)", 9
-        case "log" | "finite" | "resets":
+        case "log" | "log_retention" | "finite" | "resets":
             return f"_{fn}({x})", 9
         case "pow":
             named = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 2.0: "square"}

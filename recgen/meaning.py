@@ -183,7 +183,7 @@ def _elementwise(fn: str, args: list[Array], exponent: float) -> Array:
             return x * args[1]
         case "exp":
             return np.exp(x)
-        case "log":
+        case "log" | "log_retention":
             return np.log(x)
         case "sigmoid":
             return np.exp(-np.logaddexp(0.0, -x))

@@ -235,7 +235,7 @@ class _Parser(Expressions):
         word = ast.unparse(args[0]) if len(args) == 1 else ", ".join(ast.unparse(a) for a in args)
         words = (*DOMAINS, "key", "value") if kind == "head" else tuple(DOMAINS)
         expected = ", ".join(words) + ", or an interval `low, high`"
-        raise self.error(args[0], f"unknown domain `{word}`", expected=expected, found=f"`{word}`", hint=nearest(word, words))
+        raise self.error(args[0], f"unknown domain `{word}`", expected=expected, found=f"`{word}`", hint=hints.of_domain(word, words))
 
     def literal(self, e: ast.expr) -> float:
         """A number of an interval."""

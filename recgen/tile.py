@@ -81,7 +81,7 @@ class _Builder:
             return None
         line, self.graph.line = self.graph.line, self.form.decay_line
         axes: Axes = ("t",) if self.form.decay_axis == "scalar" else ("t", "k")
-        node = self.graph.expand(translate(self.graph, self.form.decay, self.form.normal.inputs), axes)
+        node = self.graph.expand(translate(self.graph, self.form.decay, self.form.normal.inputs, decay=True), axes)
         self.graph.line = line
         return node
 

@@ -20,24 +20,34 @@ def input_axes(declared: Input) -> Axes:
 
 
 def translate(
-    graph: Graph, expr: Expr, inputs: tuple[Input, ...], *, padded: bool = True, token: bool = False, factor: bool = False
+    graph: Graph,
+    expr: Expr,
+    inputs: tuple[Input, ...],
+    *,
+    padded: bool = True,
+    token: bool = False,
+    factor: bool = False,
+    decay: bool = False,
 ) -> Node:
     """The node of `expr`, 0 on padding channels; for a `factor` of the state it is enough that it is a number there. With `padded`, rows
-    behind the end of the sequence (where inputs load as 0) are 0, never NaN. With `token`, of one token: inputs have no token axis."""
+    behind the end of the sequence (where inputs load as 0) are 0, never NaN. With `token`, of one token: inputs have no token axis. In a
+    `decay`, a logarithm is that of a retention."""
     table = {i.name: replace(i, axes=tuple(a for a in i.axes if a != "t")) if token and i.axes is not None else i for i in inputs}
     for axis in ("k", "v"):
         expr = _within(expr, axis, table, factor)
+    logarithm = "log_retention" if decay else "log"
     if not padded:
-        return _node(graph, expr, table)
+        return _node(graph, expr, table, logarithm)
     at_padding = {Symbol(i.name, real=True): Integer(0) for i in inputs if i.axes and "t" in i.axes}
     if _value(expr, at_padding) == 0 or not _varies(expr, table):
-        return _node(graph, expr, table)
+        return _node(graph, expr, table, logarithm)
     factors = list(Mul.make_args(expr))
     broken = [f for f in factors if not _is_finite(_value(f, at_padding))]
     kept = [f for f in factors if f not in broken]
     if any(_value(f, at_padding) == 0 for f in kept):
-        return graph.mul(*(_node(graph, f, table) for f in kept), *(graph.valid(_rows(graph, _node(graph, f, table))) for f in broken))
-    return graph.valid(_rows(graph, _node(graph, expr, table)))
+        inside = [_node(graph, f, table, logarithm) for f in kept]
+        return graph.mul(*inside, *(graph.valid(_rows(graph, _node(graph, f, table, logarithm))) for f in broken))
+    return graph.valid(_rows(graph, _node(graph, expr, table, logarithm)))
 
 
 class within_k(Function):  # type: ignore[misc]
@@ -115,9 +125,9 @@ def _is_finite(value: Expr) -> bool:
     return not value.has(zoo, nan) and value.is_infinite is not True
 
 
-def _node(graph: Graph, expr: Expr, table: dict[str, Input]) -> Node:
+def _node(graph: Graph, expr: Expr, table: dict[str, Input], logarithm: str) -> Node:
     def recurse(e: Expr) -> Node:
-        return _node(graph, e, table)
+        return _node(graph, e, table, logarithm)
 
     if expr.is_number:  # as SymPy left it: 1/3, sqrt(2), E, log(2)
         return graph.const(float(expr))
@@ -141,7 +151,7 @@ def _node(graph: Graph, expr: Expr, table: dict[str, Input]) -> Node:
     if isinstance(expr, exp):
         return graph.exp(recurse(argument))
     if isinstance(expr, log):
-        return graph.map("log", recurse(argument))
+        return graph.map(logarithm, recurse(argument))
     if isinstance(expr, Abs):  # sqrt(x * x)
         return graph.map("abs", recurse(argument))
     if isinstance(expr, tanh):

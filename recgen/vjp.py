@@ -39,6 +39,8 @@ from .ops import (
     topological,
 )
 
+LEAST = 1e-4  # the retention, given as a number, under which its gradient is no longer divided by it
+
 
 def gradients(graph: Graph, cotangents: Mapping[Node, Node], wrt: Sequence[Node]) -> dict[Node, Node]:
     """The cotangent of each leaf in `wrt`, given one for each output in `cotangents`; a number 0 where nothing flows."""
@@ -82,7 +84,7 @@ def _fit(graph: Graph, contribution: Node, target: Node) -> Node:
 def _may_be_infinite(node: Node, axis: Axis) -> bool:
     """Whether it has a logarithm, a root or a quotient of channels, which on padding are 0."""
     inside = topological([node], stop=lambda n: axis not in n.axes)
-    return any(isinstance(n.op, Map) and axis in n.axes and n.op.fn in ("log", "pow", "quotient") for n in inside)
+    return any(isinstance(n.op, Map) and axis in n.axes and n.op.fn in ("log", "log_retention", "pow", "quotient") for n in inside)
 
 
 def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
@@ -155,6 +157,10 @@ def _pull_map(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
             return [(x, graph.mul(c, node))]
         case "log":
             return [(x, graph.map("quotient", c, x))]
+        case "log_retention":  # c is as small as x, up to the rounding of sums of what is not: no quotient of that by next to nothing
+            least = graph.const(LEAST)
+            below = graph.map("at_most_zero", graph.add(x, graph.neg(least)))
+            return [(x, graph.map("quotient", c, graph.add(x, graph.neg(below))))]
         case "sigmoid":
             return [(x, graph.mul(c, node, graph.add(graph.const(1.0), graph.neg(node))))]
         case "softplus":

@@ -269,6 +269,8 @@ ERRORS: list[tuple[str, int, int, str, str]] = [
     ("z: value = 3\n", 1, 12, "only a const has a default", "write z: value for a tensor, z: const = 3 for a number"),
     ("q: query\n", 1, 4, "unknown axis `query`", "hint: write key"),
     ("q: [B, T, H, K]\n", 1, 4, "unknown axis `[B, T, H, K]`", "hint: write key"),
+    ("A: param[H]\n", 1, 4, "unknown axis `param`", "hint: write head for one number a head"),
+    ("k: key[normalized]\n", 1, 8, "unknown domain `normalized`", "hint: write unit_norm"),
     ("q key\n", 1, 3, "syntax error", "hint: write q: key"),
     ("q = key\n", 1, 5, "unknown name `key`", "a declaration has a colon, such as x: key"),
     ("q, k: key\n", 1, 1, "syntax error", "one declaration a line"),

@@ -58,8 +58,10 @@ def deltanet(q, k, v, beta, scale=None, initial_state=None, output_final_state=F
     k: [B,T,H,K], of unit norm.
     v: [B,T,H,V].
     beta: [B,T,H], in [0, 1].
+    scale: a number, 1/sqrt(K) by default.
     initial_state: [B,H,K,V] or None (zeros). mode: "auto", "chunk" (training, prefill), "recurrent" (decoding).
-    Returns o [B,T,H,V] in the dtype of v, and the final state [B,H,K,V] in fp32 (None unless output_final_state).
+    Returns o [B,T,H,V] in the dtype of v, and the final state [B,H,K,V] in fp32, or fp64 of such inputs on a CPU (None unless
+    output_final_state).
     """
     if mode not in ("auto", "chunk", "recurrent"):
         raise ValueError(f"deltanet: mode must be 'auto', 'chunk' or 'recurrent', got {mode!r}")
@@ -70,7 +72,8 @@ def deltanet(q, k, v, beta, scale=None, initial_state=None, output_final_state=F
         beta,
     )
     shape = check_arguments("deltanet", ARGUMENTS, tensors, initial_state)
-    if mode == "chunk" or (mode == "auto" and (shape.T > 16 or (q.device.type == "cpu" and not INTERPRETED))):
+    few = 4 if q.device.type == "cpu" and not INTERPRETED else 16  # tokens, for which the recurrent form is faster
+    if mode == "chunk" or (mode == "auto" and shape.T > few):
         return _chunk(shape, tensors, scale, initial_state, output_final_state)
     return _recurrent(shape, tensors, scale, initial_state, output_final_state)
 
@@ -130,7 +133,8 @@ def _chunk(shape, tensors, scale, initial_state, output_final_state):
     if shape.B == 0 or shape.T == 0:
         return _empty(shape, tensors, initial_state, output_final_state)
     if tensors[0].device.type == "cpu" and not INTERPRETED:
-        o, state = torch_chunk_deltanet(*tensors, scale=constants[0], initial_state=initial_state)
+        with torch.autocast("cpu", enabled=False):  # its products have the dtypes that they are given
+            o, state = torch_chunk_deltanet(*tensors, scale=constants[0], initial_state=initial_state)
         return o, (state if output_final_state else None)
     check_kernels("chunk_deltanet", ARGUMENTS, shape)
     with current(shape.device):
@@ -285,9 +289,10 @@ def _recurrent(shape, tensors, scale, initial_state, output_final_state):
     if shape.B == 0 or shape.T == 0:
         return _empty(shape, tensors, initial_state, output_final_state)
     if tensors[0].device.type == "cpu" and not INTERPRETED:
-        return reference_deltanet(
-            *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
-        )
+        with torch.autocast("cpu", enabled=False):
+            return reference_deltanet(
+                *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
+            )
     check_kernels("recurrent_deltanet", ARGUMENTS, shape)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, initial_state))
     with current(shape.device):

@@ -60,8 +60,10 @@ def gated_deltanet(q, k, v, g, beta, scale=None, initial_state=None, output_fina
     v: [B,T,H,V].
     g: [B,T,H], log of a retention (<= 0).
     beta: [B,T,H], in [0, 1].
+    scale: a number, 1/sqrt(K) by default.
     initial_state: [B,H,K,V] or None (zeros). mode: "auto", "chunk" (training, prefill), "recurrent" (decoding).
-    Returns o [B,T,H,V] in the dtype of v, and the final state [B,H,K,V] in fp32 (None unless output_final_state).
+    Returns o [B,T,H,V] in the dtype of v, and the final state [B,H,K,V] in fp32, or fp64 of such inputs on a CPU (None unless
+    output_final_state).
     """
     if mode not in ("auto", "chunk", "recurrent"):
         raise ValueError(f"gated_deltanet: mode must be 'auto', 'chunk' or 'recurrent', got {mode!r}")
@@ -73,7 +75,8 @@ def gated_deltanet(q, k, v, g, beta, scale=None, initial_state=None, output_fina
         beta,
     )
     shape = check_arguments("gated_deltanet", ARGUMENTS, tensors, initial_state)
-    if mode == "chunk" or (mode == "auto" and (shape.T > 16 or (q.device.type == "cpu" and not INTERPRETED))):
+    few = 4 if q.device.type == "cpu" and not INTERPRETED else 16  # tokens, for which the recurrent form is faster
+    if mode == "chunk" or (mode == "auto" and shape.T > few):
         return _chunk(shape, tensors, scale, initial_state, output_final_state)
     return _recurrent(shape, tensors, scale, initial_state, output_final_state)
 
@@ -135,7 +138,8 @@ def _chunk(shape, tensors, scale, initial_state, output_final_state):
     if shape.B == 0 or shape.T == 0:
         return _empty(shape, tensors, initial_state, output_final_state)
     if tensors[0].device.type == "cpu" and not INTERPRETED:
-        o, state = torch_chunk_gated_deltanet(*tensors, scale=constants[0], initial_state=initial_state)
+        with torch.autocast("cpu", enabled=False):  # its products have the dtypes that they are given
+            o, state = torch_chunk_gated_deltanet(*tensors, scale=constants[0], initial_state=initial_state)
         return o, (state if output_final_state else None)
     check_kernels("chunk_gated_deltanet", ARGUMENTS, shape)
     with current(shape.device):
@@ -318,9 +322,10 @@ def _recurrent(shape, tensors, scale, initial_state, output_final_state):
     if shape.B == 0 or shape.T == 0:
         return _empty(shape, tensors, initial_state, output_final_state)
     if tensors[0].device.type == "cpu" and not INTERPRETED:
-        return reference_gated_deltanet(
-            *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
-        )
+        with torch.autocast("cpu", enabled=False):
+            return reference_gated_deltanet(
+                *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
+            )
     check_kernels("recurrent_gated_deltanet", ARGUMENTS, shape)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, initial_state))
     with current(shape.device):

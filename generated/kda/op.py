@@ -66,8 +66,10 @@ def kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=Fal
     v: [B,T,H,V].
     g: [B,T,H,K], log of a retention (<= 0).
     beta: [B,T,H], in [0, 1].
+    scale: a number, 1/sqrt(K) by default.
     initial_state: [B,H,K,V] or None (zeros). mode: "auto", "chunk" (training, prefill), "recurrent" (decoding).
-    Returns o [B,T,H,V] in the dtype of v, and the final state [B,H,K,V] in fp32 (None unless output_final_state).
+    Returns o [B,T,H,V] in the dtype of v, and the final state [B,H,K,V] in fp32, or fp64 of such inputs on a CPU (None unless
+    output_final_state).
     """
     if mode not in ("auto", "chunk", "recurrent"):
         raise ValueError(f"kda: mode must be 'auto', 'chunk' or 'recurrent', got {mode!r}")
@@ -79,7 +81,8 @@ def kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=Fal
         beta,
     )
     shape = check_arguments("kda", ARGUMENTS, tensors, initial_state)
-    if mode == "chunk" or (mode == "auto" and (shape.T > 16 or (q.device.type == "cpu" and not INTERPRETED))):
+    few = 4 if q.device.type == "cpu" and not INTERPRETED else 16  # tokens, for which the recurrent form is faster
+    if mode == "chunk" or (mode == "auto" and shape.T > few):
         return _chunk(shape, tensors, scale, initial_state, output_final_state)
     return _recurrent(shape, tensors, scale, initial_state, output_final_state)
 
@@ -141,7 +144,8 @@ def _chunk(shape, tensors, scale, initial_state, output_final_state):
     if shape.B == 0 or shape.T == 0:
         return _empty(shape, tensors, initial_state, output_final_state)
     if tensors[0].device.type == "cpu" and not INTERPRETED:
-        o, state = torch_chunk_kda(*tensors, scale=constants[0], initial_state=initial_state)
+        with torch.autocast("cpu", enabled=False):  # its products have the dtypes that they are given
+            o, state = torch_chunk_kda(*tensors, scale=constants[0], initial_state=initial_state)
         return o, (state if output_final_state else None)
     check_kernels("chunk_kda", ARGUMENTS, shape)
     with current(shape.device):
@@ -405,9 +409,10 @@ def _recurrent(shape, tensors, scale, initial_state, output_final_state):
     if shape.B == 0 or shape.T == 0:
         return _empty(shape, tensors, initial_state, output_final_state)
     if tensors[0].device.type == "cpu" and not INTERPRETED:
-        return reference_kda(
-            *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
-        )
+        with torch.autocast("cpu", enabled=False):
+            return reference_kda(
+                *tensors, scale=constants[0], initial_state=initial_state, output_final_state=output_final_state
+            )
     check_kernels("recurrent_kda", ARGUMENTS, shape)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, initial_state))
     with current(shape.device):
