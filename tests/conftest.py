@@ -65,6 +65,13 @@ def run_python() -> RunPython:
     return run
 
 
+class _Form(str):
+    """What `explain` prints of a chunk form, and what `generate` asks of one."""
+
+    decay = "a"
+    decays = True
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Put a compiler of one line in the place of recgen.pipeline: what a test of files and messages needs of one."""
@@ -78,7 +85,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         shown = None if obstacle else f"of {source.name}"
         module = f"from .helper import twice\ndef {source.name}( x ) :\n  return twice(x)\n"
         files = {"helper.py": "def twice(x): return 2*x\n", "__init__.py": module, "NOTES.md": source.text}
-        compiled = SimpleNamespace(source=source, normal=waist(source)[1], chunk=shown, tile=shown, schedule=shown, files=files)
+        form = None if shown is None else _Form(shown)
+        compiled = SimpleNamespace(source=source, normal=waist(source)[1], chunk=form, tile=shown, schedule=shown, files=files)
         later = ("normal", "chunk", "tile", "schedule", "files")
         for stage in later[later.index(last) + 1 :]:
             setattr(compiled, stage, None)

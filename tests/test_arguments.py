@@ -81,6 +81,16 @@ def test_tensors_without_data_are_refused(op: Callable[..., Any], mode: str) -> 
         op(**{name: x.to("meta") for name, x in inputs().items()}, mode=mode)
 
 
+@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("mode", ["auto", "chunk", "recurrent"])
+def test_products_under_autocast_keep_their_dtypes(op: Callable[..., Any], mode: str, tokens: int) -> None:
+    some = {name: x[:, :1].repeat_interleave(tokens, 1) for name, x in inputs().items()}
+    outside, _ = op(**some, mode=mode)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, _ = op(**some, mode=mode)
+    assert torch.equal(inside, outside)
+
+
 def test_a_missing_argument_is_named(op: Callable[..., Any]) -> None:
     some = inputs()
     del some["beta"]

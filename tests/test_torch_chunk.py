@@ -94,6 +94,32 @@ def test_hard_resets(name: str, reset: float) -> None:
     compare(name, inputs, torch.float64, 1e-12)
 
 
+NUMBER = """q: key
+k: key
+v: value
+a: scalar[unit]
+
+S = a * S + v @ k.T
+o = S @ q
+"""
+
+
+@pytest.mark.parametrize("low", [1e-6, 1e-8, 1e-20, 0.0])
+def test_a_retention_of_next_to_nothing(low: float) -> None:
+    """Given as a number: what is left of the past is divided by it, and there is less of that than sums are rounded by."""
+    op, reference, table = ops("number", NUMBER)
+    inputs = draw(table, 1, 130, H, K, V, seed=2, dtype=torch.float64)
+    inputs["a"][:, 10] = low
+    upstream = noise(1, 130, H, V)
+    found = results(op, {n: x.float() for n, x in inputs.items()}, upstream)
+    wanted = results(reference, inputs, upstream)
+    assert max(error(found[name], wanted[name]) for name in ("o", "dq", "dk", "dv")) < 5e-6
+    others = torch.ones(130, dtype=torch.bool)
+    others[10] = False
+    assert error(found["da"][:, others], wanted["da"][:, others]) < 5e-5
+    assert found["da"][:, 10].abs().max() <= 2 * wanted["da"][:, 10].abs().max()
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_pieces_of_a_long_sequence(name: str) -> None:
     inputs = draw(ops(name)[2], 40, 140, H, K, V, seed=3, dtype=torch.float64)
