@@ -252,7 +252,8 @@ class _Planner:
 
     def unused(self, name: str) -> str:
         """The name, with as many underscores behind it as it takes to be new."""
-        taken = KERNEL | {b.name for b in (*self.buffers.values(), *self.rows.values())}
+        inputs = {i.name for i in self.tile.form.normal.inputs}  # constants among them, which are parameters and no buffers
+        taken = KERNEL | inputs | {b.name for b in (*self.buffers.values(), *self.rows.values())}
         while name in taken:
             name += "_"
         return name

@@ -201,10 +201,22 @@ p0 = S @ q0
 S = S @ householder(m1, b1)
 o = sigmoid(og) * p0
 """,
+    """q: key
+k: key[unit_norm]
+v: value
+g: scalar[log_decay]
+beta: scalar[unit]
+decay_all: const = 1.5
+beta_chunks: const = 2.0
+
+S = exp(g) * S
+S = S + beta * (decay_all * v - S @ k) @ k.T
+o = beta_chunks * (S @ q)
+""",
 )
 
 
-@pytest.mark.parametrize("text", NAMED, ids=["a value called N", "a scale along s"])
+@pytest.mark.parametrize("text", NAMED, ids=["a value called N", "a scale along s", "constants"])
 def test_what_is_stored_has_a_place_and_a_name_of_its_own(text: str) -> None:
     files = compile_spec(Source("mine", "mine.rec", text)).files
     compile(files["kernels.py"], "kernels.py", "exec")
