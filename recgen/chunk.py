@@ -30,6 +30,7 @@ class Reader:
     vector: Expr
     after: bool
     step: int
+    line: int  # of the spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Writer:
     vector: Expr
     after: bool
     step: int
+    line: int
 
     def seen_by(self, reader: Reader) -> Literal["causal", "strict"]:
         """Whether a reader sees the write of its own token."""
@@ -211,16 +213,17 @@ def chunk(normal: NormalForm) -> ChunkForm:
     events = [(index, event) for index, step in enumerate(normal.steps) for event in step.events]
     for index, event in events:
         number = "" if len(events) == 1 else str(len(corrections) + len(writes) + 1)
-        writer = Writer(f"w{number}", event.write, event.write_after, index)
+        writer = Writer(f"w{number}", event.write, event.write_after, index, event.line)
         if event.read is None:
             writes.append(Write(f"N{number}", event.static, writer, event.line))
         else:
-            reader = Reader(f"a{number}", event.read, event.read_after, index)
+            reader = Reader(f"a{number}", event.read, event.read_after, index, event.line)
             corrections.append(Correction(f"U{number}", event.static, reader, writer, event.line))
-    outputs = [
-        Output(read.gain, Reader(f"q{'' if len(normal.reads) == 1 else i + 1}", read.query, read.after_decay, read.step), read.line)
-        for i, read in enumerate(normal.reads)
+    readers = [
+        Reader("q" if len(normal.reads) == 1 else f"q{n}", read.query, read.after_decay, read.step, read.line)
+        for n, read in enumerate(normal.reads, 1)
     ]
+    outputs = [Output(read.gain, reader, read.line) for read, reader in zip(normal.reads, readers, strict=True)]
     decay = decays[0] if decays else None
     form = ChunkForm(
         normal=normal,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,50 +80,63 @@ class _Builder:
         """One token's log decay, [t] or [t, k]; 0 on padding rows."""
         if self.form.decay_axis == "none":
             return None
-        line, self.graph.line = self.graph.line, self.form.decay_line
         axes: Axes = ("t",) if self.form.decay_axis == "scalar" else ("t", "k")
-        node = self.graph.expand(translate(self.graph, self.form.decay, self.form.normal.inputs, decay=True), axes)
-        self.graph.line = line
-        return node
+        with self.at(self.form.decay_line):
+            return self.graph.expand(translate(self.graph, self.form.decay, self.form.normal.inputs, decay=True), axes)
 
     def gate(self) -> Node | None:
         """The log decay, no lower than what fp32 can tell from nothing: -inf and -1e9 leave later sums their precision."""
         raw = self.raw_gate()
-        return None if raw is None else self.graph.map("floor", raw)
+        if raw is None:
+            return None
+        with self.at(self.form.decay_line):
+            return self.graph.map("floor", raw)
 
     def position(self, gate: Node, after: bool) -> Node:
         """G, the cumulative log decay of the chunk, with the own token's decay or without."""
-        line, self.graph.line = self.graph.line, self.form.decay_line
-        node = self.graph.name(self.graph.segment(gate, CHUNK, exclusive=not after), "G" if after else "G_before")
-        self.graph.line = line
-        return node
+        with self.at(self.form.decay_line):
+            return self.graph.name(self.graph.segment(gate, CHUNK, exclusive=not after), "G" if after else "G_before")
+
+    @contextmanager
+    def at(self, line: int) -> Iterator[None]:
+        """Inside, nodes are made for this line of the spec."""
+        before, self.graph.line = self.graph.line, line
+        yield
+        self.graph.line = before
 
     def row(self, vector: Expr) -> Node:
         return translate(self.graph, vector, self.form.normal.inputs)
+
+    def key_row(self, of: Reader | Writer) -> Node:
+        with self.at(of.line):
+            return self.row(of.vector)
 
     def from_start(self, reader: Reader) -> Node:
         """exp of the decay between the chunk's start and the reader; 1 without decay."""
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        return self.graph.name(self.graph.exp(self.position(gate, reader.after)), "decay_in")
+        with self.at(self.form.decay_line):
+            return self.graph.name(self.graph.exp(self.position(gate, reader.after)), "decay_in")
 
     def to_end(self, writer: Writer) -> Node:
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        rest = self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)
-        return self.graph.name(self.graph.exp(rest), "decay_out")
+        with self.at(self.form.decay_line):
+            rest = self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)
+            return self.graph.name(self.graph.exp(rest), "decay_out")
 
     def over_chunk(self, gate: Node) -> Node:
-        total = self.graph.sum(gate, "t") if gate.axes == ("t",) else self.graph.rows(self.position(gate, True), "last")
-        return self.graph.name(self.graph.exp(total), "decay_all")
+        with self.at(self.form.decay_line):
+            total = self.graph.sum(gate, "t") if gate.axes == ("t",) else self.graph.rows(self.position(gate, True), "last")
+            return self.graph.name(self.graph.exp(total), "decay_all")
 
     def score(self, reader: Reader, writer: Writer) -> Node:
         """reader_t . exp(G'_t - G'_s) writer_s over the pairs that see each other, [t, s]. With a decay it is one node, which the kernels
         turn into matrix products; what scales whole rows or columns of it stands outside."""
         graph, gate, kind = self.graph, self.gate(), writer.seen_by(reader)
-        a, kappa = self.row(reader.vector), self.row(writer.vector)
+        a, kappa = self.key_row(reader), self.key_row(writer)
         if gate is None:
             return graph.mask(graph.dot("tk,sk->ts", a, kappa), kind)
         (a, read_scales), (kappa, write_scales) = (self._rows_alone(row, gate) for row in (a, kappa))
@@ -150,13 +164,14 @@ class _Builder:
         graph, raw = self.graph, self.raw_gate()
         assert raw is not None
         parts = (("finite", "D"), ("resets", "R"))
-        sums = [(graph.segment(graph.map(fn, raw), CHUNK, exclusive=not after), name) for fn, name in parts]
+        with self.at(self.form.decay_line):
+            sums = [(graph.segment(graph.map(fn, raw), CHUNK, exclusive=not after), name) for fn, name in parts]
         decay, resets = (graph.name(x, name if after else f"{name}_before") for x, name in sums)
         return decay, resets
 
     def read(self, reader: Reader, start: Node) -> Node:
         """The reader against the state that enters the chunk, [t, v]."""
-        decayed = self.graph.mul(self.row(reader.vector), self.from_start(reader))
+        decayed = self.graph.mul(self.key_row(reader), self.from_start(reader))
         if self.form.decay_axis == "key":
             self.graph.name(decayed, f"{reader.name}_in")
         return self.graph.dot("tk,vk->tv", decayed, start)
@@ -249,7 +264,7 @@ def _state(build: _Builder, rows: list[tuple[Correction | Write, Node]], start: 
     terms = [start if gate is None else graph.mul(build.over_chunk(gate), start)]
     for event, row in rows:
         graph.line = event.line
-        kappa = graph.mul(build.row(event.writer.vector), build.to_end(event.writer))
+        kappa = graph.mul(build.key_row(event.writer), build.to_end(event.writer))
         if build.form.decay_axis == "key":
             graph.name(kappa, f"{event.writer.name}_out")
         terms.append(graph.dot("tv,tk->vk", row, kappa))

@@ -17,7 +17,7 @@ from recgen.sample import results
 from recgen.spec import Spec
 from recgen.tile import TileGraph, _Builder, tile
 from tests.conftest import ZOO
-from tests.stages import Array, K, V, error, head, normal, reference, regimes, spec, tensors, tile_graph
+from tests.stages import Array, K, V, error, form_of, head, normal, reference, regimes, spec, tensors, tile_graph
 from tests.test_chunk import SPECIAL, special
 
 CASES = [(name, gate) for name in ZOO for gate in regimes(normal(name))]
@@ -202,3 +202,19 @@ def test_the_text_is_the_derivation() -> None:
         assert any(line.startswith(start) for line in lines), start
     phases = [line.split(":")[0] for line in str(tile_graph("kda")).splitlines() if line and not line.startswith(" ")]
     assert phases == ["tile graph of kda", "chunk-local", "carried", "reverse", "gradients"]
+
+
+def test_a_row_belongs_to_the_line_that_reads_or_writes_along_it() -> None:
+    """And a decay to its own, whatever is computed first."""
+    text = (
+        "q: key\ne: key\nw: key\nv: value\na: key\nb: scalar\nc: scalar\n\n"
+        "S = S @ diag(exp(-softplus(a)))\n"
+        "S = S - sigmoid(b) * (S @ l2norm(e)) @ l2norm(e).T\n"
+        "S = S + tanh(c) * v @ l2norm(w).T\n"
+        "o = S @ silu(q)\n"
+    )
+    nodes = list(tile(chunk(form_of(text))).graph.table.values())[::-1]  # the first of a kind last
+    lines = {n.op.fn: n.line for n in nodes if isinstance(n.op, Map)}
+    assert [lines[fn] for fn in ("softplus", "floor", "tanh")] == [9, 9, 11]
+    sums = {n.args[0].args[0].op.name: n.line for n in nodes if isinstance(n.op, Sum) and isinstance(n.args[0].args[0].op, Load)}
+    assert sums["e"] == 10 and sums["w"] == 11

@@ -282,8 +282,8 @@ def chunk_prepare_kernel(
             b_xx4 = tl.dot(b_x15, b_x8, b_xx4, input_precision=PRECISION)  # [C, C] dplr.rec:15
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] dplr.rec:15
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] dplr.rec:15
+            )  # [BK] dplr.rec:14
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] dplr.rec:14
             b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             w1_out.store(
@@ -395,8 +395,8 @@ def chunk_prepare_steep_kernel(
             b_sum_x2 += tl.sum((b_k2 * b_q2), 1)  # [C] dplr.rec:15
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] dplr.rec:15
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:15
+            )  # [BK] dplr.rec:14
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:14
             b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
             b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
             w1_out.store(
@@ -606,7 +606,7 @@ def chunk_scan_kernel(
         i_t = i
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] dplr.rec:15
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] dplr.rec:14
         b_state = b_S.to(ED)  # [BV, BK]
         b_a1_in = a1_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_xx = tl.dot(b_state, tl.trans(b_a1_in), input_precision=PRECISION)  # [BV, C] dplr.rec:14
@@ -700,8 +700,8 @@ def chunk_prepare_backward_kernel(
         )  # [C, BK] dplr.rec:14
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] dplr.rec:15
-        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:15
+        )  # [BK] dplr.rec:14
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:14
         b_b = b.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -765,7 +765,7 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] dplr.rec:15
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] dplr.rec:14
         b_a1_in = a1_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_a1_in), input_precision=PRECISION)  # [BV, C] dplr.rec:14
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] dplr.rec:14
@@ -838,7 +838,7 @@ def chunk_reverse_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] dplr.rec:15
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] dplr.rec:14
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -852,7 +852,7 @@ def chunk_reverse_kernel(
         b_w1_out = w1_out.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] dplr.rec:14
         b_dU1 = tl.dot(
             b_S.to(ED), tl.trans(b_w1_out), (scale * b_xdo), input_precision=PRECISION
-        )  # [BV, C] dplr.rec:15
+        )  # [BV, C] dplr.rec:14
         b_inverse1 = inverse1.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] dplr.rec:14
         b_dY = tl.dot(b_dU1.to(ED), b_inverse1, input_precision=PRECISION)  # [BV, C] dplr.rec:14
         if DIRECT:
@@ -1087,14 +1087,14 @@ def chunk_gradient_kernel(
             b_xx2 = tl.dot(b_x11, b_x13, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_dq2 = ((scale * (b_decay_read * b_xx)) + (b_x9[:, None] * b_k2)) + (
                 scale * (b_decay_read * b_xx2)
-            )  # [C, BK] dplr.rec:15
+            )  # [C, BK] dplr.rec:14
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
             b_x18 = scale * b_dox.to(tl.float32)  # [C, BK]
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_dq2 + (b_x16[:, None] * b_b2)) + (b_decay_in * b_x18)).to(dq.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:15
+            )  # [C, BK] dplr.rec:14
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] dplr.rec:14
@@ -1512,7 +1512,7 @@ def chunk_gradient_steep_kernel(
             b_xx6 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:15
             b_dq3 = (((b_x3[:, None] * b_k2) + (b_x6[:, None] * b_b2)) + (b_decay_in * b_x8)) + (
                 scale * (b_x58 + (b_write_1 * b_xx6))
-            )  # [C, BK] dplr.rec:15
+            )  # [C, BK] dplr.rec:14
             b_x94 = tl.where(b_level == 1 + i_z, b_doU1, 0.0)  # [C, C]
             b_x96 = (b_b2 * b_write_1).to(ED)  # [C, BK]
             b_x306 = b_x96.to(tl.float32)  # [C, BK]
@@ -1520,7 +1520,7 @@ def chunk_gradient_steep_kernel(
             dq.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 (b_dq3 + (scale * (b_x93 + (b_write_1 * b_xx12)))).to(dq.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:15
+            )  # [C, BK] dplr.rec:14
             b_x174 = (b_q2 * b_write_1).to(ED)  # [C, BK]
             b_x258 = b_x174.to(tl.float32)  # [C, BK]
             b_dG2 = (

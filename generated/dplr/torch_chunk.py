@@ -165,7 +165,7 @@ def _piece(q, k, v, a, b, g, S, scale):
     decay_out = _exp(_segment_sum(x, -2, True, True))  # [B, H, N, C, K] dplr.rec:14
     x2 = v.mT @ (k * decay_out)  # [B, H, N, V, K] dplr.rec:14
     G = _segment_sum(x, -2, False, False)  # [B, H, N, C, K] dplr.rec:14
-    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] dplr.rec:15
+    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] dplr.rec:14
     scores = _scores(
         x,
         G,
@@ -175,7 +175,7 @@ def _piece(q, k, v, a, b, g, S, scale):
     )  # [B, H, N, C, C] dplr.rec:14
     inverse1 = _inverse(-scores[1])  # [B, H, N, C, C] dplr.rec:14
     x3 = scores[0] @ v  # [B, H, N, C, V] dplr.rec:14
-    decay_in = _exp(G)  # [B, H, N, C, K] dplr.rec:15
+    decay_in = _exp(G)  # [B, H, N, C, K] dplr.rec:14
     a1_in = a * _later(decay_in)  # [B, H, N, C, K] dplr.rec:14
     w1_out = b * decay_out  # [B, H, N, C, K] dplr.rec:14
     x4 = q * decay_in  # [B, H, N, C, K] dplr.rec:15

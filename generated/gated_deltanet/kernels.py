@@ -177,17 +177,17 @@ def chunk_prepare_kernel(
     b_g = tl.load(g + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:12
     b_x = log_decay_floor(b_g)  # [C]
     b_G = chunk_sum(b_x, False, False)  # [C] gated_deltanet.rec:12
-    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] gated_deltanet.rec:14
-    b_D = chunk_sum(log_decay_finite(b_g), False, False)  # [C] gated_deltanet.rec:14
-    tl.store(D + i_c * C + o_t, b_D)  # [C] gated_deltanet.rec:14
-    b_R = chunk_sum(log_decay_resets(b_g), False, False)  # [C] gated_deltanet.rec:14
-    tl.store(R + i_c * C + o_t, b_R)  # [C] gated_deltanet.rec:14
+    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] gated_deltanet.rec:12
+    b_D = chunk_sum(log_decay_finite(b_g), False, False)  # [C] gated_deltanet.rec:12
+    tl.store(D + i_c * C + o_t, b_D)  # [C] gated_deltanet.rec:12
+    b_R = chunk_sum(log_decay_resets(b_g), False, False)  # [C] gated_deltanet.rec:12
+    tl.store(R + i_c * C + o_t, b_R)  # [C] gated_deltanet.rec:12
     b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:14
     tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] gated_deltanet.rec:14
-    b_sum_x = tl.sum(b_x[None, :])  # gated_deltanet.rec:15
-    tl.store(decay_all + i_c, tl.exp(b_sum_x))  # gated_deltanet.rec:15
-    b_sum_x2 = chunk_sum(b_x, True, True)  # [C] gated_deltanet.rec:14
-    tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] gated_deltanet.rec:14
+    b_sum_x = tl.sum(b_x[None, :])  # gated_deltanet.rec:12
+    tl.store(decay_all + i_c, tl.exp(b_sum_x))  # gated_deltanet.rec:12
+    b_sum_x2 = chunk_sum(b_x, True, True)  # [C] gated_deltanet.rec:12
+    tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] gated_deltanet.rec:12
     b_kk = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
@@ -254,12 +254,12 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
         b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
+        b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:12
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
         b_state = b_S.to(ED)  # [BV, BK]
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
@@ -354,9 +354,9 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
+        b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:12
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
         b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gated_deltanet.rec:14
         b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:14
@@ -436,12 +436,12 @@ def chunk_reverse_kernel(
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
         b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
-        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
+        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
-        b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:14
+        b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:12
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] gated_deltanet.rec:12
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -483,11 +483,11 @@ def chunk_reverse_kernel(
             b_q,
             (b_decay_all * b_S),
             input_precision=PRECISION,
-        )  # [BV, BK] gated_deltanet.rec:14
+        )  # [BV, BK] gated_deltanet.rec:12
         b_dS02 = tl.dot(
             (-b_decay_in[None, :] * b_dY).to(ED), b_k, b_dS0, input_precision=PRECISION
-        )  # [BV, BK] gated_deltanet.rec:14
-        b_S = b_dS02  # [BV, BK] gated_deltanet.rec:14
+        )  # [BV, BK] gated_deltanet.rec:12
+        b_S = b_dS02  # [BV, BK] gated_deltanet.rec:12
     if d_initial_state is not None:
         tl.store(
             d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None],
@@ -552,8 +552,8 @@ def chunk_gradient_kernel(
     b_U = load_rows(U, i_c * C + o_t, o_v, V)  # [C, BV] gated_deltanet.rec:14
     b_U2 = tl.trans(b_U)  # [BV, C]
     b_doU = tl.dot(b_do, b_U2, input_precision=PRECISION)  # [C, C] gated_deltanet.rec:15
-    b_D = tl.load(D + i_c * C + o_t)  # [C] gated_deltanet.rec:14
-    b_R = tl.load(R + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+    b_D = tl.load(D + i_c * C + o_t)  # [C] gated_deltanet.rec:12
+    b_R = tl.load(R + i_c * C + o_t)  # [C] gated_deltanet.rec:12
     b_decay = tl.exp(
         tl.where(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
@@ -564,9 +564,9 @@ def chunk_gradient_kernel(
     b_x8 = scale * b_beta  # [C]
     b_x9 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_doU, 0.0), 1)  # [C] gated_deltanet.rec:15
     b_x10 = b_x8 * b_x9  # [C]
-    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] gated_deltanet.rec:12
     b_x12 = scale * b_decay_in  # [C]
-    b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:14
+    b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] gated_deltanet.rec:12
     b_x14 = b_beta * b_decay_out  # [C]
     b_x16 = tl.trans(b_x4)  # [C, C]
     b_dY = load_tokens(
@@ -600,40 +600,40 @@ def chunk_gradient_kernel(
         b_sum_x += tl.sum((b_k2 * b_Ux), 1)  # [C] gated_deltanet.rec:14
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gated_deltanet.rec:15
         b_xx2 = tl.dot(b_x16, b_q, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:15
-        b_dk = (b_x14[:, None] * b_Ux) + (b_x8[:, None] * b_xx2)  # [C, BK] gated_deltanet.rec:14
+        b_dk = (b_x14[:, None] * b_Ux) + (b_x8[:, None] * b_xx2)  # [C, BK] gated_deltanet.rec:12
         b_x29 = (scale * (b_q.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x27))  # [C, BK] gated_deltanet.rec:14
         b_sum_x3 += tl.sum((b_k2 * b_xx2), 1)  # [C] gated_deltanet.rec:15
         b_q2 = b_q.to(tl.float32)  # [C, BK]
-        b_dk2 = b_dk + (b_x10[:, None] * b_q2)  # [C, BK] gated_deltanet.rec:14
+        b_dk2 = b_dk + (b_x10[:, None] * b_q2)  # [C, BK] gated_deltanet.rec:12
         b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] gated_deltanet.rec:15
         b_xx3 = tl.dot(b_x21, b_x6, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
-        b_dk3 = b_dk2 - b_xx3  # [C, BK] gated_deltanet.rec:14
+        b_dk3 = b_dk2 - b_xx3  # [C, BK] gated_deltanet.rec:12
         b_x32 = b_x29 - (b_k.to(tl.float32) * b_xx3)  # [C, BK] gated_deltanet.rec:14
         b_xx4 = tl.dot(b_x22, b_k, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
-        b_dk4 = b_dk3 - (b_beta[:, None] * b_xx4)  # [C, BK] gated_deltanet.rec:14
+        b_dk4 = b_dk3 - (b_beta[:, None] * b_xx4)  # [C, BK] gated_deltanet.rec:12
         b_dD += tl.sum((b_x32 + (b_x27 * b_xx4)), 1)  # [C] gated_deltanet.rec:14
         b_sum_x5 += tl.sum((b_k2 * b_xx4), 1)  # [C] gated_deltanet.rec:14
         b_dYx = tl.dot(b_dY, b_state, input_precision=PRECISION)  # [C, BK] gated_deltanet.rec:14
         dk.store(
             [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in[:, None] * b_dYx)).to(dk.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] gated_deltanet.rec:14
+        )  # [C, BK] gated_deltanet.rec:12
         b_ddecay_in += tl.sum(((scale * (b_q2 * b_dox)) - (b_k2 * b_dYx)), 1)  # [C] gated_deltanet.rec:14
     tl.store(
         dbeta + (i_row + o_t) * H + i_h,
         ((b_decay_out * b_sum_x) + ((scale * (b_sum_x3 + (b_sum_x4 * b_x9))) - b_sum_x5)),
         mask=m_t,
-    )  # [C] gated_deltanet.rec:14
-    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] gated_deltanet.rec:14
+    )  # [C] gated_deltanet.rec:12
+    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] gated_deltanet.rec:12
     b_g = tl.load(g + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] gated_deltanet.rec:12
     b_x37 = 1.0 - log_decay_resets(b_g)  # [C]
-    b_sum_x2 = chunk_sum((b_decay_out * b_beta * b_sum_x), False, True)  # [C] gated_deltanet.rec:14
-    b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:15
+    b_sum_x2 = chunk_sum((b_decay_out * b_beta * b_sum_x), False, True)  # [C] gated_deltanet.rec:12
+    b_decay_all = tl.load(decay_all + i_c)  # gated_deltanet.rec:12
     b_sum_dG = chunk_sum((b_decay_in * b_ddecay_in), True, False)  # [C] gated_deltanet.rec:12
     tl.store(
         dg + (i_row + o_t) * H + i_h,
         ((b_sum_dD * b_x37) + (b_x37 * ((b_sum_x2 + (b_decay_all * b_ddecay_all)) + b_sum_dG))),
         mask=m_t,
-    )  # [C] gated_deltanet.rec:14
+    )  # [C] gated_deltanet.rec:12
 
 
 @triton.jit

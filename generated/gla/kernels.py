@@ -208,7 +208,7 @@ def chunk_prepare_kernel(
             b_G_row = tl.load(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:13
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_xx = tl.dot(
                 (b_q2 * tl.exp((b_G2 - b_G_row[None, :]))).to(ED),
@@ -218,9 +218,9 @@ def chunk_prepare_kernel(
             )  # [C, C] gla.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] gla.rec:13
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] gla.rec:13
-            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            )  # [BK] gla.rec:11
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] gla.rec:11
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
             )  # [C, BK] gla.rec:12
@@ -281,14 +281,14 @@ def chunk_prepare_steep_kernel(
             q_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
             )  # [C, BK] gla.rec:13
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] gla.rec:13
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:13
-            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            )  # [BK] gla.rec:11
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:11
+            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
             )  # [C, BK] gla.rec:12
@@ -411,7 +411,7 @@ def chunk_scan_kernel(
         i_t = i
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:11
         b_x2 = q_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x2), input_precision=PRECISION)  # [BV, C] gla.rec:13
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gla.rec:12
@@ -479,12 +479,12 @@ def chunk_prepare_backward_kernel(
         o_k = i_k * BK + tl.arange(0, BK)
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] gla.rec:13
-        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:13
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+        )  # [BK] gla.rec:11
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:11
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
         b_G2 = b_G.to(tl.float32)  # [C, BK]
-        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
         w_out.store(
             [i_bh, i_t * C, i_k * BK], (b_k.to(tl.float32) * tl.exp(b_sum_x)).to(w_out.dtype).reshape(1, C, BK)
         )  # [C, BK] gla.rec:12
@@ -531,7 +531,7 @@ def chunk_states_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:11
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -583,7 +583,7 @@ def chunk_reverse_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] gla.rec:11
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -593,7 +593,7 @@ def chunk_reverse_kernel(
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] gla.rec:12
         b_x3 = q_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] gla.rec:13
         b_dox = tl.dot(tl.trans(b_do), b_x3, input_precision=PRECISION)  # [BV, BK] gla.rec:13
-        b_S = (b_decay_all[None, :] * b_S) + (scale * b_dox)  # [BV, BK] gla.rec:13
+        b_S = (b_decay_all[None, :] * b_S) + (scale * b_dox)  # [BV, BK] gla.rec:11
     if d_initial_state is not None:
         tl.store(
             d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None],
@@ -696,7 +696,7 @@ def chunk_gradient_values_kernel(
     b_score_q_w = load_rows(score_q_w, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
     b_do = load_tokens(do, do_step_b, do_step_t, do_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] gla.rec:12
     b_xdo = tl.dot(tl.trans(b_score_q_w), b_do, input_precision=PRECISION)  # [C, BV] gla.rec:13
-    dv.store([i_b, i_h, i_t * C, 0], (b_xx + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:13
+    dv.store([i_b, i_h, i_t * C, 0], (b_xx + (scale * b_xdo)).to(dv.dtype).reshape(1, 1, C, BV))  # [C, BV] gla.rec:11
 
 
 @triton.jit
@@ -750,7 +750,7 @@ def chunk_gradient_kernel(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:13
             b_decay_read = tl.exp((b_G2 - b_G_row[None, :]))  # [C, BK]
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x6 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
@@ -763,11 +763,11 @@ def chunk_gradient_kernel(
                 (((scale * (b_decay_read * b_xx)) + (b_x9[:, None] * b_k2)) + (b_decay_in * b_x11))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:13
+            )  # [C, BK] gla.rec:11
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] gla.rec:12
-            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            )  # [BK] gla.rec:11
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
@@ -779,12 +779,12 @@ def chunk_gradient_kernel(
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x9[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] gla.rec:13
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:11
             b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
                 scale * (b_x16.to(tl.float32) * b_xx)
-            )  # [C, BK] gla.rec:13
-            b_dG2 = b_dG - (scale * (b_x6.to(tl.float32) * b_xx2))  # [C, BK] gla.rec:13
+            )  # [C, BK] gla.rec:11
+            b_dG2 = b_dG - (scale * (b_x6.to(tl.float32) * b_xx2))  # [C, BK] gla.rec:11
             b_sum_dG = chunk_sum((b_dG2 + (b_decay_in * b_q2 * b_x11)), True, False)  # [C, BK] gla.rec:11
             b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             dg.store(
@@ -792,7 +792,7 @@ def chunk_gradient_kernel(
                 ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:13
+            )  # [C, BK] gla.rec:11
 
 
 @triton.jit
@@ -848,7 +848,7 @@ def chunk_gradient_steep_kernel(
             i_z = tl.where(
                 i_k < -T, 1, 0
             )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
             b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -857,8 +857,8 @@ def chunk_gradient_steep_kernel(
             b_x5 = scale * b_dox.to(tl.float32)  # [C, BK]
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] gla.rec:12
-            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:12
+            )  # [BK] gla.rec:11
+            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
@@ -951,12 +951,12 @@ def chunk_gradient_steep_kernel(
                 (((b_x3[:, None] * b_k2) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
                 .to(dq.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:13
+            )  # [C, BK] gla.rec:11
             b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
                 + (b_decay_in * b_q2 * b_x5)
-            ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:13
+            ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:11
             b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
@@ -964,7 +964,7 @@ def chunk_gradient_steep_kernel(
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] gla.rec:13
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:11
             b_sum_dG = chunk_sum(
                 (b_dG2 - (scale * (b_x134 + (b_x63.to(tl.float32) * b_xx12)))), True, False
             )  # [C, BK] gla.rec:11
@@ -973,7 +973,7 @@ def chunk_gradient_steep_kernel(
                 ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:13
+            )  # [C, BK] gla.rec:11
 
 
 @triton.jit

@@ -137,13 +137,13 @@ def _piece(q, k, v, g, S, scale):
     dtype, device = S.dtype, S.device
     C = 32  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
-    x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C, K] gla.rec:13
+    x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C, K] gla.rec:11
     v = _tiles(v, N, C)  # [B, H, N, C, V] gla.rec:12
-    k = _tiles(k, N, C)  # [B, H, N, C, K] gla.rec:13
+    k = _tiles(k, N, C)  # [B, H, N, C, K] gla.rec:12
     q = _tiles(q, N, C)  # [B, H, N, C, K] gla.rec:13
     x2 = v.mT @ (k * _exp(_segment_sum(x, -2, True, True)))  # [B, H, N, V, K] gla.rec:12
     G = _segment_sum(x, -2, False, False)  # [B, H, N, C, K] gla.rec:11
-    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] gla.rec:13
+    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] gla.rec:11
     x3 = q * _exp(G)  # [B, H, N, C, K] gla.rec:13
     scores = _scores(x, G, [(q, False)], [(k, False)], [(0, 0, True)])  # [B, H, N, C, C] gla.rec:13
     x4 = scores[0] @ v  # [B, H, N, C, V] gla.rec:13

@@ -271,9 +271,9 @@ def chunk_prepare_kernel(
             b_xx2 = tl.dot((b_q2 * b_decay_read).to(ED), b_x8, b_xx2, input_precision=PRECISION)  # [C, C] kda.rec:16
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] kda.rec:16
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] kda.rec:16
-            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            )  # [BK] kda.rec:12
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] kda.rec:12
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
@@ -358,9 +358,9 @@ def chunk_prepare_steep_kernel(
             b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] kda.rec:16
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:16
-            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            )  # [BK] kda.rec:12
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:12
+            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
@@ -507,7 +507,7 @@ def chunk_scan_kernel(
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
         b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] kda.rec:15
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:16
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:12
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] kda.rec:15
         b_state = b_S.to(ED)  # [BV, BK]
         b_x = k_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
@@ -594,9 +594,9 @@ def chunk_prepare_backward_kernel(
         )  # [C, BK] kda.rec:15
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] kda.rec:16
-        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:16
-        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+        )  # [BK] kda.rec:12
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:12
+        b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
         k_decay_out.store(
             [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x)).to(k_decay_out.dtype).reshape(1, C, BK)
         )  # [C, BK] kda.rec:15
@@ -650,7 +650,7 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:16
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:12
         b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] kda.rec:15
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] kda.rec:15
         b_x = k_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
@@ -724,7 +724,7 @@ def chunk_reverse_kernel(
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
         b_beta = beta_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] kda.rec:15
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:16
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] kda.rec:12
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -750,8 +750,8 @@ def chunk_reverse_kernel(
         b_x9 = k_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] kda.rec:15
         b_dS02 = tl.dot(
             (-b_dY).to(ED), b_x9, ((b_decay_all[None, :] * b_S) + (scale * b_dox)), input_precision=PRECISION
-        )  # [BV, BK] kda.rec:15
-        b_S = b_dS02  # [BV, BK] kda.rec:15
+        )  # [BV, BK] kda.rec:12
+        b_S = b_dS02  # [BV, BK] kda.rec:12
     if d_initial_state is not None:
         tl.store(
             d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None],
@@ -903,8 +903,8 @@ def chunk_gradient_kernel(
             )  # [C, BK] kda.rec:16
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] kda.rec:15
-            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            )  # [BK] kda.rec:12
+            b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
@@ -915,28 +915,28 @@ def chunk_gradient_kernel(
             b_x18 = (b_q2 * b_decay_read).to(ED)  # [C, BK]
             b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x19 = b_decay_write * b_xx2  # [C, BK]
-            b_dk = (b_decay_out * b_x14) + (b_x9[:, None] * b_x19)  # [C, BK] kda.rec:15
+            b_dk = (b_decay_out * b_x14) + (b_x9[:, None] * b_x19)  # [C, BK] kda.rec:12
             b_x47 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x19))  # [C, BK] kda.rec:15
             b_dLx = tl.dot(b_dL, b_x6, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_dk3 = (b_dk + (b_x10[:, None] * b_q2)) - (b_decay_read * b_dLx)  # [C, BK] kda.rec:15
+            b_dk3 = (b_dk + (b_x10[:, None] * b_q2)) - (b_decay_read * b_dLx)  # [C, BK] kda.rec:12
             b_x24 = (b_k2 * b_decay_read).to(ED)  # [C, BK]
             b_dLx2 = tl.dot(b_dL2, b_x24, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x25 = b_decay_write * b_dLx2  # [C, BK]
-            b_dk4 = b_dk3 - (b_beta[:, None] * b_x25)  # [C, BK] kda.rec:15
+            b_dk4 = b_dk3 - (b_beta[:, None] * b_x25)  # [C, BK] kda.rec:12
             b_sum_x3 += tl.sum((b_x47 - (b_k2 * b_x25)), 1)  # [C] kda.rec:15
             b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] kda.rec:15
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x14), False, True)  # [C, BK] kda.rec:15
+            )  # [C, BK] kda.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x14), False, True)  # [C, BK] kda.rec:12
             b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
             b_dG = tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row2) * b_ddecay_all)[None, :], 0.0) + (
                 scale * (b_x18.to(tl.float32) * b_xx)
-            )  # [C, BK] kda.rec:15
-            b_dG2 = b_dG - (scale * (b_xx2 * b_x33))  # [C, BK] kda.rec:15
-            b_dG3 = b_dG2 - (b_x24.to(tl.float32) * b_dLx)  # [C, BK] kda.rec:15
-            b_dG4 = b_dG3 + (b_x33 * b_dLx2)  # [C, BK] kda.rec:15
+            )  # [C, BK] kda.rec:12
+            b_dG2 = b_dG - (scale * (b_xx2 * b_x33))  # [C, BK] kda.rec:12
+            b_dG3 = b_dG2 - (b_x24.to(tl.float32) * b_dLx)  # [C, BK] kda.rec:12
+            b_dG4 = b_dG3 + (b_x33 * b_dLx2)  # [C, BK] kda.rec:12
             b_sum_dG = chunk_sum(
                 (b_dG4 + (b_decay_in * ((b_q2 * b_x12) - (b_k2 * b_dYx2)))), True, False
             )  # [C, BK] kda.rec:12
@@ -946,7 +946,7 @@ def chunk_gradient_kernel(
                 ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] kda.rec:15
+            )  # [C, BK] kda.rec:12
         tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x8))), mask=m_t)  # [C] kda.rec:15
 
 
@@ -1021,8 +1021,8 @@ def chunk_gradient_steep_kernel(
             b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] kda.rec:15
-            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:15
+            )  # [BK] kda.rec:12
+            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
             b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
@@ -1054,7 +1054,7 @@ def chunk_gradient_steep_kernel(
             b_dG2 = (
                 tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
                 + (b_decay_in * ((b_q2 * b_x6) - (b_k2 * b_dYx2)))
-            ) + (b_x155 * b_xx19)  # [C, BK] kda.rec:15
+            ) + (b_x155 * b_xx19)  # [C, BK] kda.rec:12
             b_x19 = tl.load(
                 G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1079,7 +1079,7 @@ def chunk_gradient_steep_kernel(
             b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
             b_xx20 = tl.dot(tl.trans(b_x110), b_x129, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x131 = (b_decay_32 * b_xx19) + (b_decay_16 * b_xx20)  # [C, BK] kda.rec:15
-            b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:15
+            b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:12
             b_x30 = tl.load(
                 G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1104,7 +1104,7 @@ def chunk_gradient_steep_kernel(
             b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
             b_xx21 = tl.dot(tl.trans(b_x113), b_x133, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x135 = b_x131 + (b_decay_8 * b_xx21)  # [C, BK] kda.rec:15
-            b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:15
+            b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:12
             b_x41 = tl.load(
                 G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1129,7 +1129,7 @@ def chunk_gradient_steep_kernel(
             b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
             b_xx22 = tl.dot(tl.trans(b_x116), b_x137, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x139 = b_x135 + (b_decay_4 * b_xx22)  # [C, BK] kda.rec:15
-            b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:15
+            b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:12
             b_x52 = tl.load(
                 G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1154,7 +1154,7 @@ def chunk_gradient_steep_kernel(
             b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
             b_xx23 = tl.dot(tl.trans(b_x119), b_x141, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x143 = b_x139 + (b_decay_2 * b_xx23)  # [C, BK] kda.rec:15
-            b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:15
+            b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:12
             b_x63 = tl.load(
                 G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
                 mask=o_k[None, :] < K,
@@ -1173,33 +1173,33 @@ def chunk_gradient_steep_kernel(
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:16
             b_x104 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
-            b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:15
+            b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:12
             b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
             b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
             b_dk3 = (((b_decay_out * b_x74) + (b_x4[:, None] * b_q2)) - (b_decay_in * b_dYx2)) + (
                 b_x3[:, None] * b_x106
-            )  # [C, BK] kda.rec:15
-            b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:15
+            )  # [C, BK] kda.rec:12
+            b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:12
             b_x222 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
             b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
             b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:15
+            b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:12
             b_x145 = b_x68.to(ED)  # [C, BK]
-            b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:15
+            b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:12
             b_xx24 = tl.dot(tl.trans(b_x122), b_x145, input_precision=PRECISION)  # [C, BK] kda.rec:15
             b_x147 = b_x143 + (b_decay_1 * b_xx24)  # [C, BK]
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] kda.rec:15
+            )  # [C, BK] kda.rec:12
             b_sum_x4 += tl.sum((b_x222 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x74), False, True)  # [C, BK] kda.rec:15
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x74), False, True)  # [C, BK] kda.rec:12
             b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] kda.rec:15
+            )  # [C, BK] kda.rec:12
         tl.store(dbeta + (i_row + o_t) * H + i_h, ((scale * (b_sum_x3 * b_x)) + b_sum_x4), mask=m_t)  # [C] kda.rec:15
 
 

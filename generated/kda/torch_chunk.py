@@ -148,19 +148,19 @@ def _piece(q, k, v, g, beta, S, scale):
     dtype, device = S.dtype, S.device
     C = 32  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
-    x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C, K] kda.rec:15
+    x = _tiles(g.clamp_min(-87.0), N, C)  # [B, H, N, C, K] kda.rec:12
     k = _tiles(k, N, C)  # [B, H, N, C, K] kda.rec:15
     q = _tiles(q, N, C)  # [B, H, N, C, K] kda.rec:16
     beta = _tiles(beta, N, C)  # [B, H, N, C] kda.rec:15
     v = _tiles(v, N, C)  # [B, H, N, C, V] kda.rec:15
     G = _segment_sum(x, -2, False, False)  # [B, H, N, C, K] kda.rec:12
-    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] kda.rec:16
+    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] kda.rec:12
     scores = _scores(
         x, G, [(k, False), (q, False)], [(k, False)], [(0, 0, False), (1, 0, True)]
     )  # [B, H, N, C, C] kda.rec:15
     inverse = _inverse(scores[0].mul_(beta[..., None, :]))  # [B, H, N, C, C] kda.rec:15
     x2 = inverse * beta[..., None]  # [B, H, N, C, C] kda.rec:15
-    decay_in = _exp(G)  # [B, H, N, C, K] kda.rec:15
+    decay_in = _exp(G)  # [B, H, N, C, K] kda.rec:12
     x3 = k * decay_in  # [B, H, N, C, K] kda.rec:15
     x4 = k * _exp(_segment_sum(x, -2, True, True))  # [B, H, N, C, K] kda.rec:15
     x5 = decay_in * q  # [B, H, N, C, K] kda.rec:16

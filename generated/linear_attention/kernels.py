@@ -81,7 +81,7 @@ def chunk_scan_kernel(
         i_t = i
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
+        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:10
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
         b_q2 = tl.trans(b_q)  # [BK, C]
         b_qx = tl.dot(b_S.to(ED), b_q2, input_precision=PRECISION)  # [BV, C] linear_attention.rec:11
@@ -150,7 +150,7 @@ def chunk_states_kernel(
         else:
             states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] linear_attention.rec:10
-        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
+        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] linear_attention.rec:10
         b_S1 = tl.dot(tl.trans(b_v), b_k, b_S, input_precision=PRECISION)  # [BV, BK] linear_attention.rec:10
         b_S = b_S1  # [BV, BK] linear_attention.rec:10
 
@@ -252,7 +252,7 @@ def chunk_gradient_kernel(
     b_kx = tl.zeros((C, BV), tl.float32)
     b_qk = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
+        b_k2 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:10
         b_dstate2 = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] linear_attention.rec:10
         b_kx = tl.dot(b_k2, tl.trans(b_dstate2), b_kx, input_precision=PRECISION)  # [C, BV] linear_attention.rec:10
         b_q2 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
@@ -277,7 +277,7 @@ def chunk_gradient_kernel(
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
         b_state = states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK]
         b_dox = tl.dot(b_do, b_state, input_precision=PRECISION)  # [C, BK] linear_attention.rec:11
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:11
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] linear_attention.rec:10
         b_dq = tl.dot(b_x5, b_k, (scale * b_dox), input_precision=PRECISION)  # [C, BK] linear_attention.rec:11
         dq.store(
             [i_b, i_h, i_t * C, i_k * BK], b_dq.to(dq.dtype).reshape(1, 1, C, BK)

@@ -52,7 +52,7 @@ def _piece(q, k, v, S, scale):
     C = 64  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
     v = _tiles(v, N, C)  # [B, H, N, C, V] linear_attention.rec:10
-    k = _tiles(k, N, C)  # [B, H, N, C, K] linear_attention.rec:11
+    k = _tiles(k, N, C)  # [B, H, N, C, K] linear_attention.rec:10
     q = _tiles(q, N, C)  # [B, H, N, C, K] linear_attention.rec:11
     x = v.mT @ k  # [B, H, N, V, K] linear_attention.rec:10
     x2 = (q @ k.mT).mul_(scale).tril_(0) @ v  # [B, H, N, C, V] linear_attention.rec:11

@@ -98,13 +98,13 @@ def chunk_prepare_kernel(
     b_x6 = tl.where(m_t[:], (-(tl.exp(b_A_log) * b_x2)), 0.0)  # [C]
     b_x7 = log_decay_floor(b_x6)  # [C]
     b_G = chunk_sum(b_x7, False, False)  # [C] mamba2.rec:15
-    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] mamba2.rec:16
-    b_D = chunk_sum(log_decay_finite(b_x6), False, False)  # [C] mamba2.rec:16
-    tl.store(D_ + i_c * C + o_t, b_D)  # [C] mamba2.rec:16
-    b_R = chunk_sum(log_decay_resets(b_x6), False, False)  # [C] mamba2.rec:16
-    tl.store(R + i_c * C + o_t, b_R)  # [C] mamba2.rec:16
-    b_sum_x = tl.sum(b_x7[None, :])  # mamba2.rec:16
-    tl.store(decay_all + i_c, tl.exp(b_sum_x))  # mamba2.rec:16
+    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] mamba2.rec:15
+    b_D = chunk_sum(log_decay_finite(b_x6), False, False)  # [C] mamba2.rec:15
+    tl.store(D_ + i_c * C + o_t, b_D)  # [C] mamba2.rec:15
+    b_R = chunk_sum(log_decay_resets(b_x6), False, False)  # [C] mamba2.rec:15
+    tl.store(R + i_c * C + o_t, b_R)  # [C] mamba2.rec:15
+    b_sum_x = tl.sum(b_x7[None, :])  # mamba2.rec:15
+    tl.store(decay_all + i_c, tl.exp(b_sum_x))  # mamba2.rec:15
     b_sum_x2 = chunk_sum(b_x7, True, True)  # [C] mamba2.rec:15
     tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] mamba2.rec:15
 
@@ -160,12 +160,12 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
-        b_D2 = D_.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
-        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
-        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
+        b_D2 = D_.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
+        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:15
         b_x3 = softplus_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
-        b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
+        b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:15
         b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_q2 = tl.trans(b_q)  # [BK, C]
@@ -250,7 +250,7 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
+        b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:15
         b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         b_x2 = softplus_chunks.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         if DIRECT:
@@ -258,7 +258,7 @@ def chunk_states_kernel(
         else:
             states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] mamba2.rec:15
-        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] mamba2.rec:15
         b_S1 = tl.dot(
             ((b_decay_out * b_x2)[None, :] * tl.trans(b_v).to(tl.float32)).to(ED),
             b_k,
@@ -309,8 +309,8 @@ def chunk_reverse_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:16
+        b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:15
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] mamba2.rec:15
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -395,14 +395,14 @@ def chunk_gradient_kernel(
     b_kx = tl.zeros((C, BV), tl.float32)
     b_qk = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:15
         b_dstate2 = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] mamba2.rec:15
         b_kx = tl.dot(b_k3, tl.trans(b_dstate2), b_kx, input_precision=PRECISION)  # [C, BV] mamba2.rec:15
         b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_qk = tl.dot(b_q3, tl.trans(b_k3), b_qk, input_precision=PRECISION)  # [C, C] mamba2.rec:16
     b_dP = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] mamba2.rec:16
-    b_D = tl.load(D_ + i_c * C + o_t)  # [C] mamba2.rec:16
-    b_R = tl.load(R + i_c * C + o_t)  # [C] mamba2.rec:16
+    b_D = tl.load(D_ + i_c * C + o_t)  # [C] mamba2.rec:15
+    b_R = tl.load(R + i_c * C + o_t)  # [C] mamba2.rec:15
     b_decay = tl.exp(
         tl.where(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
@@ -414,7 +414,7 @@ def chunk_gradient_kernel(
     b_x4 = b_dt + b_dt_bias  # [C]
     b_x5 = softplus(b_x4)  # [C]
     b_x8 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dP, 0.0), 1)  # [C] mamba2.rec:16
-    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:16
+    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] mamba2.rec:15
     b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] mamba2.rec:15
     b_x11 = b_x5 * b_decay_out  # [C]
     b_x13 = tl.trans(b_x3)  # [C, C]
@@ -434,7 +434,7 @@ def chunk_gradient_kernel(
     b_ddecay_all = 0.0
     b_ddecay_in = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:15
         b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_x6 = b_x5[:, None] * b_k2  # [C, BK]
         b_x7 = b_x6.to(ED)  # [C, BK]
@@ -451,21 +451,21 @@ def chunk_gradient_kernel(
         b_sum_x += tl.sum((b_k2 * b_vx), 1)  # [C] mamba2.rec:15
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] mamba2.rec:16
         b_xx2 = tl.dot(b_x13, b_q, input_precision=PRECISION)  # [C, BK] mamba2.rec:16
-        b_dk = (b_x11[:, None] * b_vx) + (b_x5[:, None] * b_xx2)  # [C, BK] mamba2.rec:16
+        b_dk = (b_x11[:, None] * b_vx) + (b_x5[:, None] * b_xx2)  # [C, BK] mamba2.rec:15
         b_sum_x2 += tl.sum((b_k2 * b_xx2), 1)  # [C] mamba2.rec:16
         b_dD += tl.sum(((b_q.to(tl.float32) * b_xx) - (b_xx2 * b_x7.to(tl.float32))), 1)  # [C] mamba2.rec:16
         b_q2 = b_q.to(tl.float32)  # [C, BK]
         dk.store(
             [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x15[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] mamba2.rec:16
+        )  # [C, BK] mamba2.rec:15
         b_sum_x3 += tl.sum((b_q2 * b_k2), 1)  # [C] mamba2.rec:16
         b_ddecay_in += tl.sum((b_q2 * b_dox), 1)  # [C] mamba2.rec:16
     b_A_log = tl.load(A_log + i_h).to(tl.float32)  # mamba2.rec:15
     b_x27 = tl.exp(b_A_log)
-    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] mamba2.rec:16
+    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] mamba2.rec:15
     b_x38 = 1.0 - log_decay_resets(tl.where(m_t[:], (-(b_x27 * b_x5)), 0.0))  # [C]
     b_sum_x4 = chunk_sum((b_decay_out * b_x5 * b_sum_x), False, True)  # [C] mamba2.rec:15
-    b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:16
+    b_decay_all = tl.load(decay_all + i_c)  # mamba2.rec:15
     b_sum_dG = chunk_sum((b_decay_in * b_ddecay_in), True, False)  # [C] mamba2.rec:15
     b_x48 = tl.where(
         m_t[:], ((b_sum_dD * b_x38) + (b_x38 * ((b_sum_x4 + (b_decay_all * b_ddecay_all)) + b_sum_dG))), 0.0

@@ -98,20 +98,20 @@ def _piece(q, k, v, dt, A_log, dt_bias, D, S):
     N = max(1, -(-T // C))  # chunks
     x = F.softplus((dt + dt_bias))  # [B, T, H] mamba2.rec:15
     x2 = -(A_log.exp() * x)  # [B, T, H] mamba2.rec:15
-    x3 = _tiles(x2.clamp_min(-87.0), N, C)  # [B, H, N, C] mamba2.rec:16
+    x3 = _tiles(x2.clamp_min(-87.0), N, C)  # [B, H, N, C] mamba2.rec:15
     x4 = _tiles(x, N, C)  # [B, H, N, C] mamba2.rec:15
-    x5 = _tiles(_finite(x2), N, C)  # [B, H, N, C] mamba2.rec:16
-    x6 = _tiles(_resets(x2), N, C)  # [B, H, N, C] mamba2.rec:16
+    x5 = _tiles(_finite(x2), N, C)  # [B, H, N, C] mamba2.rec:15
+    x6 = _tiles(_resets(x2), N, C)  # [B, H, N, C] mamba2.rec:15
     v = _tiles(v, N, C)  # [B, H, N, C, V] mamba2.rec:15
-    k = _tiles(k, N, C)  # [B, H, N, C, K] mamba2.rec:16
+    k = _tiles(k, N, C)  # [B, H, N, C, K] mamba2.rec:15
     q = _tiles(q, N, C)  # [B, H, N, C, K] mamba2.rec:16
     x7 = (v * x4[..., None]).mul_(
         _exp(_segment_sum(x3, -1, True, True))[..., None]
     ).mT @ k  # [B, H, N, V, K] mamba2.rec:15
-    decay_all = _exp(x3.sum(-1))  # [B, H, N] mamba2.rec:16
-    decay_in = _exp(_segment_sum(x3, -1, False, False))  # [B, H, N, C] mamba2.rec:16
-    D2 = _segment_sum(x5, -1, False, False)  # [B, H, N, C] mamba2.rec:16
-    R = _segment_sum(x6, -1, False, False)  # [B, H, N, C] mamba2.rec:16
+    decay_all = _exp(x3.sum(-1))  # [B, H, N] mamba2.rec:15
+    decay_in = _exp(_segment_sum(x3, -1, False, False))  # [B, H, N, C] mamba2.rec:15
+    D2 = _segment_sum(x5, -1, False, False)  # [B, H, N, C] mamba2.rec:15
+    R = _segment_sum(x6, -1, False, False)  # [B, H, N, C] mamba2.rec:15
     decay = _decay(D2, R, D2, R, False, False)  # [B, H, N, C, C] mamba2.rec:16
     x8 = (q @ k.mT).mul_(decay).mul_(x4[..., None, :]) @ v  # [B, H, N, C, V] mamba2.rec:16
     x9 = v * D[:, None][..., None, None]  # [B, H, N, C, V] mamba2.rec:16

@@ -86,15 +86,15 @@ def chunk_prepare_kernel(log_gamma, decay_in, D, R, decay_all, decay_out, T, N, 
     b_x2 = tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0)  # [C]
     b_x3 = log_decay_floor(b_x2)  # [C]
     b_G = chunk_sum(b_x3, False, False)  # [C] retention.rec:11
-    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] retention.rec:13
-    b_D = chunk_sum(log_decay_finite(b_x2), False, False)  # [C] retention.rec:13
-    tl.store(D + i_c * C + o_t, b_D)  # [C] retention.rec:13
-    b_R = chunk_sum(log_decay_resets(b_x2), False, False)  # [C] retention.rec:13
-    tl.store(R + i_c * C + o_t, b_R)  # [C] retention.rec:13
-    b_sum_x = tl.sum(b_x3[None, :])  # retention.rec:13
-    tl.store(decay_all + i_c, tl.exp(b_sum_x))  # retention.rec:13
-    b_sum_x2 = chunk_sum(b_x3, True, True)  # [C] retention.rec:12
-    tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] retention.rec:12
+    tl.store(decay_in + i_c * C + o_t, tl.exp(b_G))  # [C] retention.rec:11
+    b_D = chunk_sum(log_decay_finite(b_x2), False, False)  # [C] retention.rec:11
+    tl.store(D + i_c * C + o_t, b_D)  # [C] retention.rec:11
+    b_R = chunk_sum(log_decay_resets(b_x2), False, False)  # [C] retention.rec:11
+    tl.store(R + i_c * C + o_t, b_R)  # [C] retention.rec:11
+    b_sum_x = tl.sum(b_x3[None, :])  # retention.rec:11
+    tl.store(decay_all + i_c, tl.exp(b_sum_x))  # retention.rec:11
+    b_sum_x2 = chunk_sum(b_x3, True, True)  # [C] retention.rec:11
+    tl.store(decay_out + i_c * C + o_t, tl.exp(b_sum_x2))  # [C] retention.rec:11
 
 
 @triton.jit
@@ -146,12 +146,12 @@ def chunk_scan_kernel(
         i_c = i_bh.to(tl.int64) * N + i_t
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
-        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
-        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
-        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
-        b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:12
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:11
+        b_D = D.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:11
+        b_R = R.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:11
+        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:12
+        b_decay_all = tl.load(decay_all + i_c)  # retention.rec:11
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:11
         b_q = q.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_q2 = tl.trans(b_q)  # [BK, C]
         b_qx = tl.dot(b_S.to(ED), b_q2, input_precision=PRECISION)  # [BV, C] retention.rec:13
@@ -233,14 +233,14 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:12
+        b_decay_all = tl.load(decay_all + i_c)  # retention.rec:11
+        b_decay_out = decay_out.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:11
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
             states.store([i_bh * N + i_t, i_v * BV, 0], b_S.to(states.dtype).reshape(1, BV, BK))  # [BV, BK]
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] retention.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:13
+        b_k = k.load([i_b, i_h, i_t * C, 0]).reshape(C, BK)  # [C, BK] retention.rec:12
         b_S1 = tl.dot(
             (b_decay_out[None, :] * tl.trans(b_v).to(tl.float32)).to(ED),
             b_k,
@@ -292,8 +292,8 @@ def chunk_reverse_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
-        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:13
+        b_decay_all = tl.load(decay_all + i_c)  # retention.rec:11
+        b_decay_in = decay_in.load([i_bh, i_t * C]).reshape(C)  # [C] retention.rec:11
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -367,7 +367,7 @@ def chunk_gradient_kernel(
     b_kx = tl.zeros((C, BV), tl.float32)
     b_qk = tl.zeros((C, C), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
+        b_k3 = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:12
         b_dstate2 = d_states.load([i_bh * N + i_t, 0, i_k * BK]).reshape(BV, BK)  # [BV, BK] retention.rec:12
         b_kx = tl.dot(b_k3, tl.trans(b_dstate2), b_kx, input_precision=PRECISION)  # [C, BV] retention.rec:12
         b_q3 = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
@@ -377,8 +377,8 @@ def chunk_gradient_kernel(
     )  # [C, BV] retention.rec:12
     b_v = load_tokens(v, v_step_b, v_step_t, v_step_h, i_b, i_t * C + o_t, i_h, o_v, T, V)  # [C, BV] retention.rec:12
     b_dov = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)  # [C, C] retention.rec:13
-    b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:13
-    b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:13
+    b_D = tl.load(D + i_c * C + o_t)  # [C] retention.rec:11
+    b_R = tl.load(R + i_c * C + o_t)  # [C] retention.rec:11
     b_decay = tl.exp(
         tl.where(
             (o_t[:, None] >= o_t[None, :]) & (b_R[:, None] == b_R[None, :]), b_D[:, None] - b_D[None, :], -float("inf")
@@ -387,9 +387,9 @@ def chunk_gradient_kernel(
     b_x4 = tl.where((o_t[:, None] > o_t[None, :]), (b_dov * b_decay), 0.0).to(ED)  # [C, C]
     b_x6 = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dov, 0.0), 1)  # [C] retention.rec:13
     b_x7 = scale * b_x6  # [C]
-    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:13
+    b_decay_in = tl.load(decay_in + i_c * C + o_t)  # [C] retention.rec:11
     b_x9 = scale * b_decay_in  # [C]
-    b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:12
+    b_decay_out = tl.load(decay_out + i_c * C + o_t)  # [C] retention.rec:11
     b_x12 = tl.trans(b_x4)  # [C, C]
     b_decay2 = tl.exp(
         tl.where(
@@ -405,7 +405,7 @@ def chunk_gradient_kernel(
     b_ddecay_all = 0.0
     b_sum_x2 = tl.zeros((C,), tl.float32)
     for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:12
         b_xx = tl.dot(b_x4, b_k, input_precision=PRECISION)  # [C, BK] retention.rec:13
         b_k2 = b_k.to(tl.float32)  # [C, BK]
         b_dq = (scale * b_xx) + (b_x7[:, None] * b_k2)  # [C, BK] retention.rec:11
@@ -420,20 +420,20 @@ def chunk_gradient_kernel(
         b_ddecay_out += tl.sum((b_k2 * b_vx), 1)  # [C] retention.rec:12
         b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] retention.rec:13
         b_xx2 = tl.dot(b_x12, b_q, input_precision=PRECISION)  # [C, BK] retention.rec:13
-        b_dk = (b_decay_out[:, None] * b_vx) + (scale * b_xx2)  # [C, BK] retention.rec:13
+        b_dk = (b_decay_out[:, None] * b_vx) + (scale * b_xx2)  # [C, BK] retention.rec:11
         b_dD += tl.sum(
             ((scale * (b_xx * b_q.to(tl.float32))) - (scale * (b_k.to(tl.float32) * b_xx2))), 1
         )  # [C] retention.rec:13
         b_q2 = b_q.to(tl.float32)  # [C, BK]
         dk.store(
             [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x7[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
-        )  # [C, BK] retention.rec:13
+        )  # [C, BK] retention.rec:11
         b_sum_x2 += tl.sum((b_q2 * b_dox), 1)  # [C] retention.rec:13
-    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] retention.rec:13
+    b_sum_dD = chunk_sum(b_dD, True, False)  # [C] retention.rec:11
     b_log_gamma = tl.load(log_gamma + i_h).to(tl.float32)  # retention.rec:11
     b_x25 = 1.0 - log_decay_resets(tl.where(m_t[:], (b_log_gamma + tl.zeros((C,), tl.float32)), 0.0))  # [C]
-    b_sum_x = chunk_sum((b_decay_out * b_ddecay_out), False, True)  # [C] retention.rec:12
-    b_decay_all = tl.load(decay_all + i_c)  # retention.rec:13
+    b_sum_x = chunk_sum((b_decay_out * b_ddecay_out), False, True)  # [C] retention.rec:11
+    b_decay_all = tl.load(decay_all + i_c)  # retention.rec:11
     b_sum_dG = chunk_sum((scale * (b_decay_in * b_sum_x2)), True, False)  # [C] retention.rec:11
     b_dlog_gamma = tl.sum(
         tl.where(

@@ -211,7 +211,7 @@ def chunk_prepare_kernel(
             b_G_row = tl.load(
                 G_rows + (i_c * C + C // 2 - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv6.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -225,8 +225,8 @@ def chunk_prepare_kernel(
             b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv6.rec:12
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] rwkv6.rec:12
+            )  # [BK] rwkv6.rec:13
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] rwkv6.rec:13
             b_sum_x2 = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
@@ -297,7 +297,7 @@ def chunk_prepare_steep_kernel(
             r_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv6.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -305,8 +305,8 @@ def chunk_prepare_steep_kernel(
             b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv6.rec:12
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:12
+            )  # [BK] rwkv6.rec:13
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:13
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
@@ -446,7 +446,7 @@ def chunk_scan_kernel(
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
         b_sum_x = sum_k.load([i_bh, i_t * C]).reshape(C)  # [C] rwkv6.rec:12
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv6.rec:12
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv6.rec:13
         b_x2 = r_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x2), input_precision=PRECISION)  # [BV, C] rwkv6.rec:12
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
@@ -516,9 +516,9 @@ def chunk_prepare_backward_kernel(
         o_k = i_k * BK + tl.arange(0, BK)
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv6.rec:12
-        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:12
-        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+        )  # [BK] rwkv6.rec:13
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:13
+        b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
         b_sum_x = tl.minimum(b_G_row[None, :] - b_G.to(tl.float32), 0.0)  # [C, BK] rwkv6.rec:13
         w_out.store(
@@ -569,7 +569,7 @@ def chunk_states_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv6.rec:12
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv6.rec:13
         if DIRECT:
             store_rows(states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -621,7 +621,7 @@ def chunk_reverse_kernel(
         ).to(tl.float32)  # [BV, BK]
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv6.rec:12
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv6.rec:13
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -631,7 +631,7 @@ def chunk_reverse_kernel(
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv6.rec:13
         b_x3 = r_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
         b_dox = tl.dot(tl.trans(b_do), b_x3, input_precision=PRECISION)  # [BV, BK] rwkv6.rec:12
-        b_S = (b_decay_all[None, :] * b_S) + (scale * b_dox)  # [BV, BK] rwkv6.rec:12
+        b_S = (b_decay_all[None, :] * b_S) + (scale * b_dox)  # [BV, BK] rwkv6.rec:13
     if d_initial_state is not None:
         tl.store(
             d_initial_state + i_bh.to(tl.int64) * (K * V) + o_k[None, :] * V + o_v[:, None],
@@ -741,7 +741,7 @@ def chunk_gradient_values_kernel(
         ((b_xx + ((scale * b_sum_x)[:, None] * b_do.to(tl.float32))) + (scale * b_xdo))
         .to(dv.dtype)
         .reshape(1, 1, C, BV),
-    )  # [C, BV] rwkv6.rec:12
+    )  # [C, BV] rwkv6.rec:13
 
 
 @triton.jit
@@ -793,7 +793,7 @@ def chunk_gradient_kernel(
         for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
             o_k = i_k * BK + tl.arange(0, BK)
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_x3 = b_x2[:, None] * b_k2  # [C, BK]
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
@@ -808,13 +808,13 @@ def chunk_gradient_kernel(
             b_decay_write = tl.exp((b_G_row[None, :] - b_G2))  # [C, BK]
             b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
             b_xx = tl.dot(b_x7, b_x10, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_dr = (b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))  # [C, BK] rwkv6.rec:12
+            b_dr = (b_u[None, :] * b_x3) + (scale * (b_decay_read * b_xx))  # [C, BK] rwkv6.rec:13
             b_decay_in = tl.exp(b_G_before)  # [C, BK]
             b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
             b_x12 = scale * b_dox.to(tl.float32)  # [C, BK]
             dr.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x12)).to(dr.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] rwkv6.rec:12
+            )  # [C, BK] rwkv6.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv6.rec:13
@@ -852,7 +852,7 @@ def chunk_gradient_kernel(
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_x25 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv6.rec:12
+            )  # [C, BK] rwkv6.rec:13
             b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
             tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
 
@@ -921,7 +921,7 @@ def chunk_gradient_steep_kernel(
                 i_k < -T, 1, 0
             )  # 0, and not known to be: the masked scores of all levels must not leave the loop
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_x3 = b_x2[:, None] * b_k2  # [C, BK]
             b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
@@ -1050,7 +1050,7 @@ def chunk_gradient_steep_kernel(
                 (((b_u[None, :] * b_x3) + (b_decay_in * b_x6)) + (scale * (b_x76 + (b_read_1 * b_xx6))))
                 .to(dr.dtype)
                 .reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv6.rec:12
+            )  # [C, BK] rwkv6.rec:13
             b_x120 = (b_r2 * b_read_1).to(ED)  # [C, BK]
             b_xx12 = tl.dot(tl.trans(b_x82), b_x120, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             dk.store(
@@ -1081,7 +1081,7 @@ def chunk_gradient_steep_kernel(
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_x158 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv6.rec:12
+            )  # [C, BK] rwkv6.rec:13
 
 
 @triton.jit

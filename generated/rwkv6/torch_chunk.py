@@ -136,14 +136,14 @@ def _piece(r, k, v, w, u, S, scale):
     dtype, device = S.dtype, S.device
     C = 32  # tokens a chunk
     N = max(1, -(-T // C))  # chunks
-    x = _tiles(w.clamp_min(-87.0), N, C)  # [B, H, N, C, K] rwkv6.rec:12
+    x = _tiles(w.clamp_min(-87.0), N, C)  # [B, H, N, C, K] rwkv6.rec:13
     x2 = _tiles((k * (r * u)).sum(-1), N, C)  # [B, H, N, C] rwkv6.rec:12
     v = _tiles(v, N, C)  # [B, H, N, C, V] rwkv6.rec:13
-    k = _tiles(k, N, C)  # [B, H, N, C, K] rwkv6.rec:12
+    k = _tiles(k, N, C)  # [B, H, N, C, K] rwkv6.rec:13
     r = _tiles(r, N, C)  # [B, H, N, C, K] rwkv6.rec:12
     x3 = v.mT @ (k * _exp(_segment_sum(x, -2, True, True)))  # [B, H, N, V, K] rwkv6.rec:13
     G = _segment_sum(x, -2, False, False)  # [B, H, N, C, K] rwkv6.rec:13
-    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] rwkv6.rec:12
+    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] rwkv6.rec:13
     x4 = r * _exp(_segment_sum(x, -2, False, True))  # [B, H, N, C, K] rwkv6.rec:12
     scores = _scores(x, G, [(r, True)], [(k, False)], [(0, 0, False)])  # [B, H, N, C, C] rwkv6.rec:12
     x5 = (scores[0] @ v).mul_(scale)  # [B, H, N, C, V] rwkv6.rec:12

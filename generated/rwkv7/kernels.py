@@ -282,8 +282,8 @@ def chunk_prepare_kernel(
             b_xx4 = tl.dot(b_x16, b_x9, b_xx4, input_precision=PRECISION)  # [C, C] rwkv7.rec:13
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv7.rec:13
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] rwkv7.rec:13
+            )  # [BK] rwkv7.rec:12
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row2))  # [BK] rwkv7.rec:12
             b_sum_x = tl.minimum(b_G_row2[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
             w2_out.store(
@@ -395,8 +395,8 @@ def chunk_prepare_steep_kernel(
             b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
             b_G_row = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv7.rec:13
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:13
+            )  # [BK] rwkv7.rec:12
+            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:12
             b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
             b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
             w2_out.store(
@@ -605,7 +605,7 @@ def chunk_scan_kernel(
         i_t = i
         i_row = i_b.to(tl.int64) * T + i_t * C
         m_t = i_t * C + o_t < T
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:12
         b_state = b_S.to(ED)  # [BV, BK]
         b_x = kappa_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_xx = tl.dot(b_state, tl.trans(b_x), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
@@ -697,8 +697,8 @@ def chunk_prepare_backward_kernel(
         )  # [C, BK] rwkv7.rec:12
         b_G_row = tl.load(
             G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-        )  # [BK] rwkv7.rec:13
-        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:13
+        )  # [BK] rwkv7.rec:12
+        store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:12
         b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_G2 = b_G.to(tl.float32)  # [C, BK]
@@ -762,7 +762,7 @@ def chunk_states_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:12
         b_x = kappa_decay_in.load([i_bh, i_t * C, 0]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
         b_xx = tl.dot(b_S.to(ED), tl.trans(b_x), input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
         b_v = v.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
@@ -834,7 +834,7 @@ def chunk_reverse_kernel(
     for i in tl.range(0, N, num_stages=STAGES):
         i_t = N - 1 - i
         i_c = i_bh.to(tl.int64) * N + i_t
-        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:13
+        b_decay_all = decay_all.load([i_bh * N + i_t, 0]).reshape(BK)  # [BK] rwkv7.rec:12
         if DIRECT:
             store_rows(d_states, (i_bh.to(tl.int64) * N + i_t) * V + o_v, o_v < V, o_k, K, b_S)
         else:
@@ -846,7 +846,7 @@ def chunk_reverse_kernel(
         b_do = do.load([i_b, i_h, i_t * C, i_v * BV]).reshape(C, BV)  # [C, BV] rwkv7.rec:12
         b_do2 = tl.trans(b_do)  # [BV, C]
         b_score_q_w2 = score_q_w2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:13
-        b_dU2 = tl.dot(b_do2, b_score_q_w2, b_xx, input_precision=PRECISION)  # [BV, C] rwkv7.rec:13
+        b_dU2 = tl.dot(b_do2, b_score_q_w2, b_xx, input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
         b_inverse2 = inverse2.load([i_bh, i_t * C, 0]).reshape(C, C)  # [C, C] rwkv7.rec:12
         b_dY = tl.dot(b_dU2.to(ED), b_inverse2, input_precision=PRECISION)  # [BV, C] rwkv7.rec:12
         if DIRECT:
@@ -1072,14 +1072,14 @@ def chunk_gradient_kernel(
             b_x12 = (b_x10 * b_decay_write).to(ED)  # [C, BK]
             b_x30 = b_x12.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x9, b_x12, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr2 = ((b_decay_read * b_xx) + (b_x7[:, None] * b_k2)) + (b_decay_read * b_xx2)  # [C, BK] rwkv7.rec:13
+            b_dr2 = ((b_decay_read * b_xx) + (b_x7[:, None] * b_k2)) + (b_decay_read * b_xx2)  # [C, BK] rwkv7.rec:12
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
             b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
             dr.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_dr2 + (b_x14[:, None] * b_x10)) + (b_decay_in * b_dq_in2)).to(dr.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:13
+            )  # [C, BK] rwkv7.rec:12
             b_G_row2 = tl.load(
                 G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:12
@@ -1258,12 +1258,12 @@ def chunk_gradient_steep_kernel(
             b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             b_dr3 = (((b_x[:, None] * b_k2) + (b_x4[:, None] * b_x3)) + (b_decay_in * b_dq_in2)) + (
                 b_write_32 * b_xx
-            )  # [C, BK] rwkv7.rec:13
+            )  # [C, BK] rwkv7.rec:12
             b_x16 = tl.where(b_level == 32 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x18 = (b_x3 * b_write_32).to(ED)  # [C, BK]
             b_x96 = b_x18.to(tl.float32)  # [C, BK]
             b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr4 = b_dr3 + (b_write_32 * b_xx2)  # [C, BK] rwkv7.rec:13
+            b_dr4 = b_dr3 + (b_write_32 * b_xx2)  # [C, BK] rwkv7.rec:12
             b_x92 = (b_r2 * b_write_32).to(ED)  # [C, BK]
             b_x93 = b_x92.to(tl.float32)  # [C, BK]
             b_dG2 = (
@@ -1304,12 +1304,12 @@ def chunk_gradient_steep_kernel(
             b_x27 = (b_k2 * b_write_16).to(ED)  # [C, BK]
             b_x128 = b_x27.to(tl.float32)  # [C, BK]
             b_xx3 = tl.dot(b_x25, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr5 = b_dr4 + (b_write_16 * b_xx3)  # [C, BK] rwkv7.rec:13
+            b_dr5 = b_dr4 + (b_write_16 * b_xx3)  # [C, BK] rwkv7.rec:12
             b_x29 = tl.where(b_level == 16 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x31 = (b_x3 * b_write_16).to(ED)  # [C, BK]
             b_x118 = b_x31.to(tl.float32)  # [C, BK]
             b_xx4 = tl.dot(b_x29, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr6 = b_dr5 + (b_write_16 * b_xx4)  # [C, BK] rwkv7.rec:13
+            b_dr6 = b_dr5 + (b_write_16 * b_xx4)  # [C, BK] rwkv7.rec:12
             b_x114 = (b_r2 * b_write_16).to(ED)  # [C, BK]
             b_x115 = b_x114.to(tl.float32)  # [C, BK]
             b_dG6 = b_dG5 + (b_x115 * b_xx3)  # [C, BK] rwkv7.rec:12
@@ -1353,12 +1353,12 @@ def chunk_gradient_steep_kernel(
             b_x40 = (b_k2 * b_write_8).to(ED)  # [C, BK]
             b_x147 = b_x40.to(tl.float32)  # [C, BK]
             b_xx5 = tl.dot(b_x38, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr7 = b_dr6 + (b_write_8 * b_xx5)  # [C, BK] rwkv7.rec:13
+            b_dr7 = b_dr6 + (b_write_8 * b_xx5)  # [C, BK] rwkv7.rec:12
             b_x42 = tl.where(b_level == 8 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x44 = (b_x3 * b_write_8).to(ED)  # [C, BK]
             b_x137 = b_x44.to(tl.float32)  # [C, BK]
             b_xx6 = tl.dot(b_x42, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr8 = b_dr7 + (b_write_8 * b_xx6)  # [C, BK] rwkv7.rec:13
+            b_dr8 = b_dr7 + (b_write_8 * b_xx6)  # [C, BK] rwkv7.rec:12
             b_x133 = (b_r2 * b_write_8).to(ED)  # [C, BK]
             b_x134 = b_x133.to(tl.float32)  # [C, BK]
             b_dG10 = b_dG9 + (b_x134 * b_xx5)  # [C, BK] rwkv7.rec:12
@@ -1402,12 +1402,12 @@ def chunk_gradient_steep_kernel(
             b_x53 = (b_k2 * b_write_4).to(ED)  # [C, BK]
             b_x166 = b_x53.to(tl.float32)  # [C, BK]
             b_xx7 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr9 = b_dr8 + (b_write_4 * b_xx7)  # [C, BK] rwkv7.rec:13
+            b_dr9 = b_dr8 + (b_write_4 * b_xx7)  # [C, BK] rwkv7.rec:12
             b_x55 = tl.where(b_level == 4 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x57 = (b_x3 * b_write_4).to(ED)  # [C, BK]
             b_x156 = b_x57.to(tl.float32)  # [C, BK]
             b_xx8 = tl.dot(b_x55, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr10 = b_dr9 + (b_write_4 * b_xx8)  # [C, BK] rwkv7.rec:13
+            b_dr10 = b_dr9 + (b_write_4 * b_xx8)  # [C, BK] rwkv7.rec:12
             b_x152 = (b_r2 * b_write_4).to(ED)  # [C, BK]
             b_x153 = b_x152.to(tl.float32)  # [C, BK]
             b_dG14 = b_dG13 + (b_x153 * b_xx7)  # [C, BK] rwkv7.rec:12
@@ -1451,12 +1451,12 @@ def chunk_gradient_steep_kernel(
             b_x66 = (b_k2 * b_write_2).to(ED)  # [C, BK]
             b_x185 = b_x66.to(tl.float32)  # [C, BK]
             b_xx9 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr11 = b_dr10 + (b_write_2 * b_xx9)  # [C, BK] rwkv7.rec:13
+            b_dr11 = b_dr10 + (b_write_2 * b_xx9)  # [C, BK] rwkv7.rec:12
             b_x68 = tl.where(b_level == 2 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x70 = (b_x3 * b_write_2).to(ED)  # [C, BK]
             b_x175 = b_x70.to(tl.float32)  # [C, BK]
             b_xx10 = tl.dot(b_x68, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr12 = b_dr11 + (b_write_2 * b_xx10)  # [C, BK] rwkv7.rec:13
+            b_dr12 = b_dr11 + (b_write_2 * b_xx10)  # [C, BK] rwkv7.rec:12
             b_x171 = (b_r2 * b_write_2).to(ED)  # [C, BK]
             b_x172 = b_x171.to(tl.float32)  # [C, BK]
             b_dG18 = b_dG17 + (b_x172 * b_xx9)  # [C, BK] rwkv7.rec:12
@@ -1500,14 +1500,14 @@ def chunk_gradient_steep_kernel(
             b_x79 = (b_k2 * b_write_1).to(ED)  # [C, BK]
             b_x207 = b_x79.to(tl.float32)  # [C, BK]
             b_xx11 = tl.dot(b_x77, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr13 = b_dr12 + (b_write_1 * b_xx11)  # [C, BK] rwkv7.rec:13
+            b_dr13 = b_dr12 + (b_write_1 * b_xx11)  # [C, BK] rwkv7.rec:12
             b_x81 = tl.where(b_level == 1 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
             b_x83 = (b_x3 * b_write_1).to(ED)  # [C, BK]
             b_x226 = b_x83.to(tl.float32)  # [C, BK]
             b_xx12 = tl.dot(b_x81, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
             dr.store(
                 [i_b, i_h, i_t * C, i_k * BK], (b_dr13 + (b_write_1 * b_xx12)).to(dr.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] rwkv7.rec:13
+            )  # [C, BK] rwkv7.rec:12
             b_sum_x2 = chunk_sum(
                 (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x3 * b_dw2_out2))), False, True
             )  # [C, BK] rwkv7.rec:12

@@ -165,7 +165,7 @@ def _piece(r, w, k, v, kappa, a, S):
     decay_out = _exp(_segment_sum(x, -2, True, True))  # [B, H, N, C, K] rwkv7.rec:12
     x2 = v.mT @ (k * decay_out)  # [B, H, N, V, K] rwkv7.rec:12
     G = _segment_sum(x, -2, False, False)  # [B, H, N, C, K] rwkv7.rec:12
-    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] rwkv7.rec:13
+    decay_all = _exp(G.select(-2, -1))  # [B, H, N, K] rwkv7.rec:12
     x3 = kappa * a  # [B, H, N, C, K] rwkv7.rec:12
     scores = _scores(
         x,
@@ -176,7 +176,7 @@ def _piece(r, w, k, v, kappa, a, S):
     )  # [B, H, N, C, C] rwkv7.rec:12
     inverse2 = _inverse(scores[1])  # [B, H, N, C, C] rwkv7.rec:12
     x4 = (scores[0] @ v).neg_()  # [B, H, N, C, V] rwkv7.rec:12
-    decay_in = _exp(G)  # [B, H, N, C, K] rwkv7.rec:13
+    decay_in = _exp(G)  # [B, H, N, C, K] rwkv7.rec:12
     x5 = kappa * _later(decay_in)  # [B, H, N, C, K] rwkv7.rec:12
     w2_out = x3 * decay_out  # [B, H, N, C, K] rwkv7.rec:12
     q_in = r * decay_in  # [B, H, N, C, K] rwkv7.rec:13
