@@ -43,6 +43,7 @@ TARGETS = {
 }
 POINTERS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
+TENSOR_MEMORY = 512
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -87,13 +88,17 @@ class Report:
     spills: int
     shared: int
     limit: int
+    tensor: int = 0  # columns of Blackwell's tensor memory
 
     @property
     def fits(self) -> bool:
-        return self.shared <= self.limit
+        return self.shared <= self.limit and self.tensor <= TENSOR_MEMORY
 
     def __str__(self) -> str:
-        return f"{self.kernel:32} {self.registers:4} {self.spills:6} {self.shared:7} {'' if self.fits else f'over {self.limit}'}".rstrip()
+        over = f"over {self.limit}" if self.shared > self.limit else ""
+        if self.tensor > TENSOR_MEMORY:  # such a kernel compiles, to nothing
+            over = f"{over} {self.tensor} columns of tensor memory, over {TENSOR_MEMORY}"
+        return f"{self.kernel:32} {self.registers:4} {self.spills:6} {self.shared:7} {over}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,8 @@ def compile_launch(launch: Launch, target: str) -> Report:
     options = {k: v for k, v in launch.options.items() if k != "maxnreg" or architecture.backend == "cuda"}
     compiled = triton.compile(ASTSource(launch.kernel, signature, constants, attributes), target=architecture, options=options)
     registers, spills = _resources(compiled.asm)
-    return Report(launch.kernel.__name__, target, registers, spills, compiled.metadata.shared, limit)
+    tensor = getattr(compiled.metadata, "tmem_size", None) or 0
+    return Report(launch.kernel.__name__, target, registers, spills, compiled.metadata.shared, limit, tensor)
 
 
 def _resources(asm: dict[str, Any]) -> tuple[int, int]:
