@@ -83,9 +83,9 @@ def bench(
             for row in group:
                 rows.append(row)
                 told.append(row)
-                if out is not None and clock() - written > 5:
-                    write(rows, out)
-                    written = clock()
+            if out is not None and clock() - written > 5:
+                write(rows, out)
+                written = clock()
             print(summary(max(told, key=_wrong)), flush=True)
 
     if check:

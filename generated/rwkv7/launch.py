@@ -314,7 +314,9 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
         ) * itemsize  # what waits to be written, and a score between two layouts
         if loaded * stages + stored > on.shared_memory - 2560 or (BK > 128 and tile > 64):
             continue
-        if on.blackwell and tile > 64 and facts.dots > 4:  # each product has a place of its own in the tensor memory
+        if (
+            on.blackwell and facts.dots > 4 and tile > (64 if BK <= 128 else 32)
+        ):  # each product has its own place in the tensor memory
             continue
         if tile > 32 and heads * triton.cdiv(V, tile) < 0.7 * on.multiprocessors:
             continue
