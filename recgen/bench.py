@@ -79,10 +79,8 @@ def bench(
     def collect(found: Iterable[Row]) -> None:
         written = clock()
         for _, group in groupby(found, key=_told_together):
-            told = []
-            for row in group:
-                rows.append(row)
-                told.append(row)
+            told = list(group)
+            rows.extend(told)
             if out is not None and clock() - written > 5:
                 write(rows, out)
                 written = clock()

@@ -41,7 +41,7 @@ class Writer:
     vector: Expr
     after: bool
     step: int
-    line: int
+    line: int  # of the spec
 
     def seen_by(self, reader: Reader) -> Literal["causal", "strict"]:
         """Whether a reader sees the write of its own token."""
@@ -56,7 +56,10 @@ class Correction:
     static: Expr
     reader: Reader
     writer: Writer
-    line: int
+
+    @property
+    def line(self) -> int:
+        return self.writer.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,10 @@ class Write:
     name: str
     static: Expr
     writer: Writer
-    line: int
+
+    @property
+    def line(self) -> int:
+        return self.writer.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,10 @@ class Output:
 
     gain: Expr
     reader: Reader
-    line: int
+
+    @property
+    def line(self) -> int:
+        return self.reader.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +224,15 @@ def chunk(normal: NormalForm) -> ChunkForm:
         number = "" if len(events) == 1 else str(len(corrections) + len(writes) + 1)
         writer = Writer(f"w{number}", event.write, event.write_after, index, event.line)
         if event.read is None:
-            writes.append(Write(f"N{number}", event.static, writer, event.line))
+            writes.append(Write(f"N{number}", event.static, writer))
         else:
             reader = Reader(f"a{number}", event.read, event.read_after, index, event.line)
-            corrections.append(Correction(f"U{number}", event.static, reader, writer, event.line))
+            corrections.append(Correction(f"U{number}", event.static, reader, writer))
     readers = [
         Reader("q" if len(normal.reads) == 1 else f"q{n}", read.query, read.after_decay, read.step, read.line)
         for n, read in enumerate(normal.reads, 1)
     ]
-    outputs = [Output(read.gain, reader, read.line) for read, reader in zip(normal.reads, readers, strict=True)]
+    outputs = [Output(read.gain, reader) for read, reader in zip(normal.reads, readers, strict=True)]
     decay = decays[0] if decays else None
     form = ChunkForm(
         normal=normal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,18 +58,24 @@ class Graph:
             self.nodes.append(node)
         return node
 
+    @contextmanager
+    def at(self, line: int) -> Iterator[None]:
+        """Inside, nodes are made for this line of the spec."""
+        before, self.line = self.line, line
+        yield
+        self.line = before
+
     def rewrite(
         self, targets: Iterable[Node], stop: Callable[[Node], bool], rule: Callable[[Node, Mapping[int, Node]], Node]
     ) -> dict[int, Node]:
         """What stands for each node that the targets need, by index: what `rule` makes of the node and of what stands for those before it.
         A node where `stop` holds stays. Lines and names carry over, and what two nodes share stays one."""
-        found, line = dict[int, Node](), self.line
+        found: dict[int, Node] = {}
         for node in topological(targets, stop=stop):
-            self.line = node.line
-            made = found[node.index] = node if stop(node) else rule(node, found)
+            with self.at(node.line):
+                made = found[node.index] = node if stop(node) else rule(node, found)
             if made is not node and node.index in self.names:
                 self.name(made, self.names[node.index])
-        self.line = line
         return found
 
     def again(self, node: Node, found: Mapping[int, Node]) -> Node:

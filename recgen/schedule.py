@@ -189,9 +189,11 @@ class _Planner:
 
     def price(self, node: Node, pressure: float) -> float:
         """How much dearer the operation is in a kernel under `pressure` than in the kernel that would make it for us."""
-        if pressure == SCAN and isinstance(node.op, Segment | Sum | Inverse):
+        if pressure != SCAN:
+            return pressure
+        if isinstance(node.op, Segment | Sum | Inverse):
             return SERIAL
-        return COPIES * SCAN if pressure == SCAN and node.axes == ("t",) else pressure
+        return COPIES * SCAN if node.axes == ("t",) else SCAN
 
     def bytes(self, node: Node) -> int:
         """Gates stay fp32 whatever the operands are, and so does a tile that anything but a matrix product uses."""

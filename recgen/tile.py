@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +80,7 @@ class _Builder:
         if self.form.decay_axis == "none":
             return None
         axes: Axes = ("t",) if self.form.decay_axis == "scalar" else ("t", "k")
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             return self.graph.expand(translate(self.graph, self.form.decay, self.form.normal.inputs, decay=True), axes)
 
     def gate(self) -> Node | None:
@@ -89,26 +88,19 @@ class _Builder:
         raw = self.raw_gate()
         if raw is None:
             return None
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             return self.graph.map("floor", raw)
 
     def position(self, gate: Node, after: bool) -> Node:
         """G, the cumulative log decay of the chunk, with the own token's decay or without."""
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             return self.graph.name(self.graph.segment(gate, CHUNK, exclusive=not after), "G" if after else "G_before")
-
-    @contextmanager
-    def at(self, line: int) -> Iterator[None]:
-        """Inside, nodes are made for this line of the spec."""
-        before, self.graph.line = self.graph.line, line
-        yield
-        self.graph.line = before
 
     def row(self, vector: Expr) -> Node:
         return translate(self.graph, vector, self.form.normal.inputs)
 
     def key_row(self, of: Reader | Writer) -> Node:
-        with self.at(of.line):
+        with self.graph.at(of.line):
             return self.row(of.vector)
 
     def from_start(self, reader: Reader) -> Node:
@@ -116,19 +108,19 @@ class _Builder:
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             return self.graph.name(self.graph.exp(self.position(gate, reader.after)), "decay_in")
 
     def to_end(self, writer: Writer) -> Node:
         gate = self.gate()
         if gate is None:
             return self.graph.const(1.0)
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             rest = self.graph.segment(gate, CHUNK, reverse=True, exclusive=writer.after)
             return self.graph.name(self.graph.exp(rest), "decay_out")
 
     def over_chunk(self, gate: Node) -> Node:
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             total = self.graph.sum(gate, "t") if gate.axes == ("t",) else self.graph.rows(self.position(gate, True), "last")
             return self.graph.name(self.graph.exp(total), "decay_all")
 
@@ -164,7 +156,7 @@ class _Builder:
         graph, raw = self.graph, self.raw_gate()
         assert raw is not None
         parts = (("finite", "D"), ("resets", "R"))
-        with self.at(self.form.decay_line):
+        with self.graph.at(self.form.decay_line):
             sums = [(graph.segment(graph.map(fn, raw), CHUNK, exclusive=not after), name) for fn, name in parts]
         decay, resets = (graph.name(x, name if after else f"{name}_before") for x, name in sums)
         return decay, resets

@@ -19,13 +19,12 @@ from recgen.normalize import Input, normalize
 from recgen.parse import parse
 from recgen.reference import reference_source
 from recgen.resources import find, folder
-from recgen.sample import REGIMES, InputRow, draw, error, has_gate, results
+from recgen.sample import REGIMES, InputRow, draw, error, has_gate, loose, results
 from recgen.tile import TileGraph, tile
 from tests.conftest import ZOO
 from tests.torch_path import Call, compiled, source
 
 K, V, H = 8, 6, 2
-FLOOR = 1e-25  # the least rms that counts: a decay below exp(-87), 1e-38, is a reset
 
 
 @lru_cache
@@ -58,9 +57,8 @@ def compare(name: str, inputs: dict[str, Tensor], dtype: torch.dtype, limit: flo
     state, upstream, d_state = noise(B, H, K, V), noise(B, T, H, V), noise(B, H, K, V) / 2
     found = results(op, {n: x.to(dtype) for n, x in inputs.items()}, upstream, initial_state=state.to(dtype), state_grad=d_state)
     wanted = results(reference, inputs, upstream, initial_state=state, state_grad=d_state)
-    loose = {f"d{n}" for n, axes, kind, *_ in table if kind == "log_decay" or "t" not in axes}
     for key, ref in wanted.items():
-        assert error(found[key], ref, FLOOR) < (10 * limit if key in loose else limit), f"{key}: {error(found[key], ref, FLOOR):.1e}"
+        assert error(found[key], ref) < (10 * limit if key in loose(table) else limit), f"{key}: {error(found[key], ref):.1e}"
 
 
 @pytest.mark.parametrize("name", ZOO)
