@@ -14,6 +14,7 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
@@ -81,7 +82,7 @@ def seconds(node: Node, sizes: Sizes, hardware: Hardware) -> float:
     count = sizes.count(node)
     exchange = hardware.barrier / hardware.multiprocessors
     match node.op:
-        case Load() | Const() | Expand() | Along() | Side():
+        case Load() | Const() | Expand() | Along() | Side() | Levels():
             return 0.0
         case Dot():
             return flops(node, sizes) / (hardware.matmul * hardware.chained)

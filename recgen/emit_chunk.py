@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .fuse import fuse_sums
-from .lower import ROW, by_pointer, by_row, lower
+from .lower import ROW, by_pointer, by_row, lower, rows_name
 from .normalize import NormalForm
 from .ops import Dot, Inverse, Node, Rows, per_channel
 from .schedule import Buffer, Kernel, Schedule
-from .scores import Falls, expand, falls
+from .scores import expand, kinds
 from .statements import Loop, Lowered
 
 INDENT = "    "
+LEVELS = "for i_l in tl.range(0, levels(C), num_stages=1):  # the blocks of 2, 4, 8, ... C tokens, each around its middle"
 CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES")  # of a kernel, as far as it uses them
 
 
@@ -31,46 +32,40 @@ class KernelText:
     facts: str = ""  # of a chunk kernel: its row in the table that block sizes are chosen from
 
 
-def variants(kernel: Kernel) -> list[tuple[str, Falls | None]]:
-    """The launches of a kernel: one, or one for each kind of chunk."""
-    return [(f"{kernel.name}_steep" if kind == "steep" else kernel.name, kind) for kind in falls(kernel)]
-
-
 def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
     """The functions of one kernel: indices, masks, the state that enters, the statements, the state that leaves."""
     texts = []
-    for label, kind in variants(kernel):
+    for each in kinds(kernel):
         graph = plan.tile.graph
-        made = expand(kernel, graph, kind)
-        lowered = lower(fuse_sums(made, graph) if kernel.walk == "parallel" else made, graph.names, f"{name}.rec")
-        body = _where(kernel, kind, _parallel(lowered) if kernel.walk == "parallel" else _scan(lowered))
-        lines = (*_indices(kernel, body), *body)
+        made = expand(each, graph)
+        lowered = lower(fuse_sums(made, graph) if each.walk == "parallel" else made, graph.names, f"{name}.rec")
+        body = _where(each, _parallel(lowered) if each.walk == "parallel" else _scan(lowered))
+        lines = (*_indices(each, body), *body)
         steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
         extras = (*lowered.rows_of, *(f"*token_steps({name})" for name in lowered.steps_of), *lowered.constants)
-        parameters = tuple(_parameters(kernel, lowered, steps, "\n".join(lines)))
-        facts = _facts(label, made, kind)
-        texts.append(KernelText(f"chunk_{label}_kernel", _doc(kernel, kind), parameters, lines, extras, steps, facts))
+        parameters = tuple(_parameters(each, lowered, steps, "\n".join(lines)))
+        texts.append(KernelText(f"chunk_{each.label}_kernel", _doc(each), parameters, lines, extras, steps, _facts(made)))
     return texts
 
 
-def _where(kernel: Kernel, kind: Falls | None, body: tuple[str, ...]) -> tuple[str, ...]:
+def _where(kernel: Kernel, body: tuple[str, ...]) -> tuple[str, ...]:
     """A kernel for one kind of chunk has nothing to do at another. (An early return would take the function apart into blocks, which the
     pipeliner for Blackwell does not take.)"""
-    if kind is None:
+    if kernel.falls is None:
         return body
     (sums,) = {n.args[-1] for n in kernel.computed() if per_channel(n)}
-    (rows,) = [b.name for b in kernel.loads if b.node is sums]
-    steep = f"is_steep({rows}_rows + i_c * C * {ROW}, T - i_t * C, {ROW}, C, K, SPAN)"
-    return (f"if {'' if kind == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
+    (rows,) = [rows_name(kernel, b) for b in kernel.loads if b.node is sums]
+    steep = f"is_steep({rows} + i_c * C * {ROW}, T - i_t * C, {ROW}, C, K, SPAN)"
+    return (f"if {'' if kernel.falls == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
 
 
-def _doc(kernel: Kernel, kind: Falls | None) -> str:
+def _doc(kernel: Kernel) -> str:
     walks = {
         "parallel": "One program a chunk and head",
         "forward": "One program a head and tile of value channels, first chunk to last",
         "backward": "One program a head and tile of value channels, last chunk to first",
     }
-    chunks = {None: "", "even": ", where its decay is even", "steep": ", where its decay is steep"}[kind]
+    chunks = {None: "", "even": ", where its decay is even", "steep": ", where its decay is steep"}[kernel.falls]
     return f"{kernel.doc[0].upper()}{kernel.doc[1:]}. {walks[kernel.walk]}{chunks}."
 
 
@@ -94,11 +89,9 @@ def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
         lines = ["i_p = tl.program_id(0)", "i_h = i_p % H", "i_t = (i_p // H) % N", "i_b = i_p // (H * N)", "i_bh = i_b * H + i_h"]
         lines += ["i_c = i_bh.to(tl.int64) * N + i_t"] if "i_c" in text else []
         lines += ["i_row = i_b.to(tl.int64) * T + i_t * C"] if "i_row" in text else []
-        lines += ["o_t = tl.arange(0, C)"] if re.search(r"\b(o_t|b_level|b_level_T|m_t)\b", text) else []
+        lines += ["o_t = tl.arange(0, C)"] if re.search(r"\b(o_t|m_t)\b", text) else []
         lines += ["m_t = i_t * C + o_t < T"] if "m_t" in text else []
         lines += ["o_v = tl.arange(0, BV)"] if "o_v" in text else []
-        lines += ["b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]"] if re.search(r"\bb_level\b", text) else []
-        lines += ["b_level_T = level_of(o_t[None, :], o_t[:, None])  # [C, C]"] if "b_level_T" in text else []
         return lines
     lines = ["NV: tl.constexpr = (V + BV - 1) // BV", "i_v = tl.program_id(0) % NV", "i_bh = tl.program_id(0) // NV"]
     lines += ["i_h = i_bh % H"] if "i_h" in text else []
@@ -115,17 +108,18 @@ def _parallel(lowered: Lowered) -> tuple[str, ...]:
 
 
 def _loop(loop: Loop) -> list[str]:
-    """A pass over the key tiles."""
-    if not loop.body:
+    """A pass over the key tiles, perhaps with one over the levels of a steep chunk in it. No stages then: only a loop that no other stands
+    in is pipelined."""
+    levels = loop.inner
+    body = list(loop.body)
+    if levels is not None:
+        body += [*levels.start, LEVELS, *(INDENT + line for line in levels.body), *levels.after]
+    if not body:
         return list(loop.after)
-    lines = [*loop.start, "for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):"]
-    if any("o_k" in line for line in loop.body):
+    lines = [*loop.start, f"for i_k in tl.range(0, passes(K, BK, T), num_stages={'STAGES' if levels is None else 1}):"]
+    if any("o_k" in line for line in body):
         lines.append(f"{INDENT}o_k = i_k * BK + tl.arange(0, BK)")
-    if any("i_z" in line for line in loop.body):
-        lines.append(
-            f"{INDENT}i_z = tl.where(i_k < -T, 1, 0)  # 0, and not known to be: the masked scores of all levels must not leave the loop"
-        )
-    return [*lines, *(INDENT + line for line in loop.body), *loop.after]
+    return [*lines, *(INDENT + line for line in body), *loop.after]
 
 
 def _scan(lowered: Lowered) -> tuple[str, ...]:
@@ -264,14 +258,14 @@ def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], 
         made |= {b.name for b in kernel.stores}
         lines += [_allocate(*group) for group in groups.values()]
         states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
-        for label, _ in variants(kernel):
-            arguments = [*(_pass(kernel, b) for b in pointers(kernel)), *extras[f"chunk_{label}_kernel"]]
-            key = ", ".join((f'"{label}"', "shape", *states))
+        for each in kinds(kernel):
+            arguments = [*(_pass(each, b) for b in pointers(each)), *extras[f"chunk_{each.label}_kernel"]]
+            key = ", ".join((f'"{each.label}"', "shape", *states))
             lines += [f"at = configure({key})", f"at({', '.join(arguments)})"]
     return lines
 
 
-def _facts(label: str, kernel: Kernel, kind: Falls | None) -> str:
+def _facts(kernel: Kernel) -> str:
     """How many tiles of each shape an iteration of the kernel's loop loads, and what it is: the facts that block sizes follow from.
     A tile in fp32 counts twice."""
     counts = {"tk": 0, "tv": 0, "ts": 0, "vk": 0}
@@ -284,5 +278,5 @@ def _facts(label: str, kernel: Kernel, kind: Falls | None) -> str:
     dots = sum(isinstance(n.op, Dot) for n in inside)
     keeps = any(b.node.axes == ("v", "k") for b in kernel.stores)
     solves = any(isinstance(n.op, Inverse) for n in inside)
-    numbers = ", ".join(map(str, (*counts.values(), dots, kind is not None, keeps, solves)))
-    return f'"{label}": Facts("{kernel.walk}", {numbers})'
+    numbers = ", ".join(map(str, (*counts.values(), dots, kernel.falls is not None, kernel.falls == "steep", keeps, solves)))
+    return f'"{kernel.label}": Facts("{kernel.walk}", {numbers})'

@@ -103,7 +103,7 @@ class _TokenLowering(Lowering):
         binary: bool = False,
         name: str | None = None,
         axes: Axes = (),
-        rank: int | None = None,
+        rank: int = 0,
     ) -> str:
         """Values before the loop are called h_: two bodies follow, and neither may take such a name for a value of its own."""
         if scope == 0:

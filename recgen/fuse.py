@@ -1,4 +1,7 @@
-"""fuse: sums over key channels that a kernel only adds up become one sum of what they add: one exchange between threads. Part of emit."""
+"""fuse: sums that a kernel only adds up become one sum of what they add. Part of emit.
+
+Over key channels: one exchange between threads. Over the levels of a steep chunk: one tile to add up in, not one each.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .graph import Graph
-from .ops import Map, Node, Sum, product_factors, topological
+from .ops import Levels, Map, Node, Op, Sum, product_factors, topological
 from .schedule import Kernel
 
 
 def fuse_sums(kernel: Kernel, graph: Graph) -> Kernel:
-    """The kernel with c1 sum_k x + c2 sum_k y as sum_k (c1 x + c2 y), for numbers c and sums that nothing else uses."""
+    """The kernel with c1 sum x + c2 sum y as sum (c1 x + c2 y), for numbers c and sums of one kind that nothing else uses."""
     uses = Counter(a.index for n in kernel.computed() for a in n.args)
     uses.update(b.node.index for b in kernel.stores)
     have = frozenset(b.node.index for b in kernel.loads)
@@ -29,13 +32,17 @@ class _Fusion:
 
     def rebuilt(self, node: Node, found: Mapping[int, Node]) -> Node:
         terms = self.terms(node, ()) if self.is_add(node) else []
-        sums = [(numbers, self.only_sum(core)) for numbers, core in terms]
-        if sum(x is not None and x.axes == node.axes for _, x in sums) <= 1:
+        counts = Counter(core.op for _, core in terms if self.is_sum(core) and core.axes == node.axes)
+        fused: dict[Op, list[Node]] = {op: [] for op, count in counts.items() if count > 1}
+        if not fused:
             return self.graph.again(node, found)
-        inside = [self.graph.mul(*numbers, found[x.args[0].index]) for numbers, x in sums if x is not None and x.axes == node.axes]
-        total = self.graph.make(Sum("k"), (self.graph.add(*inside),), node.axes)
-        rest = [(n, core) for (n, core), (_, x) in zip(terms, sums, strict=True) if x is None or x.axes != node.axes]
-        return self.graph.add(total, *(self.graph.mul(*numbers, found[core.index]) for numbers, core in rest))
+        rest = []
+        for numbers, core in terms:
+            if core.op in fused and self.is_sum(core) and core.axes == node.axes:
+                fused[core.op].append(self.graph.mul(*numbers, found[core.args[0].index]))
+            else:
+                rest.append(self.graph.mul(*numbers, found[core.index]))
+        return self.graph.add(*(self.graph.make(op, (self.graph.add(*inside),), node.axes) for op, inside in fused.items()), *rest)
 
     def is_add(self, node: Node) -> bool:
         return isinstance(node.op, Map) and node.op.fn == "add" and node.index not in self.have
@@ -50,16 +57,15 @@ class _Fusion:
             alone = self.uses[arg.index] == 1 and len(cores) == 1 and self.uses[cores[0].index] == 1
             if alone and self.is_add(cores[0]) and cores[0].axes == node.axes:
                 found += self.terms(cores[0], (*numbers, *before))
-            elif alone and self.only_sum(cores[0]) is not None:
+            elif alone and self.is_sum(cores[0]):
                 found.append(((*numbers, *before), cores[0]))
             else:
                 found.append((numbers, arg))
         return found
 
-    def only_sum(self, node: Node) -> Node | None:
-        """The node, where it is a sum over key channels that nothing else uses."""
-        is_sum = isinstance(node.op, Sum) and node.op.axis == "k" and node.index not in self.have
-        return node if is_sum and self.uses[node.index] == 1 else None
+    def is_sum(self, node: Node) -> bool:
+        """Whether the node is a sum over key channels or over levels that nothing else uses."""
+        return node.op in (Sum("k"), Levels()) and node.index not in self.have and self.uses[node.index] == 1
 
     @staticmethod
     def over_keys(node: Node) -> bool:

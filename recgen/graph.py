@@ -17,9 +17,11 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
+    MaskKind,
     Node,
     Op,
     Pull,
@@ -188,7 +190,7 @@ class Graph:
                 own = self.mul(self.take_diagonal(self.mul(*others)), factor.args[0])
                 return own if axis == "s" else self.along(own)
             if isinstance(factor.op, Mask):  # the mask may stand on c as well
-                masked = self.mask(self.mul(*others), factor.op.kind, factor.op.size)
+                masked = self.mask(self.mul(*others), factor.op.kind)
                 turned = self._rotate([masked, *product_factors(factor.args[0])], axis, fixed=1)
                 if turned is not None:
                     return turned
@@ -231,26 +233,27 @@ class Graph:
             return self.const(0.0) if exclusive else x
         return self.make(Segment(size, reverse, exclusive), (x,), x.axes)
 
-    def rows(self, x: Node, kind: Literal["middle", "half", "last"], size: int = 0) -> Node:
-        return self.make(Rows(kind, size), (x,), x.axes if kind == "middle" else tuple(a for a in x.axes if a != "t"))
+    def rows(self, x: Node, kind: Literal["middle", "half", "last"]) -> Node:
+        return self.make(Rows(kind), (x,), x.axes if kind == "middle" else tuple(a for a in x.axes if a != "t"))
 
     def scatter(self, x: Node) -> Node:
         return self.make(Scatter(), (x,), order_axes(("t", *x.axes)))
 
-    def side(self, size: int, *, upper_zero: bool, lower_zero: bool) -> Node:
-        return self.make(Side(size, upper_zero, lower_zero), (), ("t",))
+    def side(self, *, upper_zero: bool, lower_zero: bool) -> Node:
+        return self.make(Side(upper_zero, lower_zero), (), ("t",))
 
-    def mask(self, x: Node, kind: Literal["strict", "causal", "gapped", "level"], size: int = 0) -> Node:
-        if x.op == Mask(kind, size) or is_number(x, 0.0) or (isinstance(x.op, Score) and kind in ("strict", "causal")):
+    def mask(self, x: Node, kind: MaskKind) -> Node:
+        if x.op == Mask(kind) or is_number(x, 0.0) or (isinstance(x.op, Score) and kind in ("strict", "causal")):
             return x
-        if kind == "level" and isinstance(x.op, Mask) and x.op.kind in ("strict", "causal"):
-            return self.mask(x.args[0], kind, size)  # a level is part of what stands below the diagonal
-        if kind in ("strict", "causal") and isinstance(x.op, Mask) and x.op.kind == "level":
-            return x
-        core, scales = self.split_scales(x) if kind == "level" else (x, [])
+        if kind == "across" and isinstance(x.op, Mask) and x.op.kind in ("strict", "causal"):
+            return self.mask(x.args[0], kind)  # what is across a middle is below the diagonal
+        core, scales = self.split_scales(x) if kind == "across" else (x, [])
         if scales:  # one masked tile serves however it is scaled
-            return self.mul(*scales, self.mask(core, kind, size))
-        return self.make(Mask(kind, size), (x,), ("t", "s"))
+            return self.mul(*scales, self.mask(core, kind))
+        return self.make(Mask(kind), (x,), ("t", "s"))
+
+    def levels(self, x: Node) -> Node:
+        return self.make(Levels(), (x,), x.axes)
 
     def valid(self, x: Node) -> Node:
         return self.make(Valid(), (x,), x.axes)
@@ -379,8 +382,8 @@ def _canonical(spec: str) -> tuple[str, str, str]:
 
 
 def is_raw(node: Node) -> bool:
-    """Whether the tile comes from memory; a score masked to one level is kept there."""
-    return isinstance(node.op, Load) or (isinstance(node.op, Mask) and node.op.kind == "level")
+    """Whether the tile comes from memory; a masked one is kept as it is there."""
+    return isinstance(node.op, Load) or (isinstance(node.op, Mask) and node.op.kind == "across")
 
 
 def _has_product(node: Node) -> bool:

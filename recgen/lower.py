@@ -24,9 +24,11 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
+    MaskKind,
     Node,
     Pull,
     Rows,
@@ -39,12 +41,13 @@ from .ops import (
     Valid,
     Within,
     is_number,
+    levelled,
     product_factors,
     split_spec,
     topological,
 )
 from .schedule import Buffer, Kernel, varies
-from .statements import Lowered, Statement, assemble
+from .statements import BEHIND, BODY, EACH_LEVEL, SCOPES, Lowered, Statement, assemble
 
 WIDE: tuple[Axes, ...] = (("t", "s"), ("t", "v"))  # tiles without key channels
 EXTENT = {"t": "C", "s": "C", "k": "BK", "v": "BV"}
@@ -60,15 +63,15 @@ class Lowering:
     memo: dict[tuple[int, Axes, int], str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     levels: dict[int, int] = field(default_factory=dict)
-    accumulators: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    accumulators: dict[int, list[str]] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
-    ranks: dict[int, int] = field(default_factory=dict)
-    sizes: dict[int, frozenset[int]] = field(default_factory=dict)
+    levelled: frozenset[int] = frozenset()  # what differs from level to level of a steep chunk
+    behind: set[int] = field(default_factory=set)  # the key tiles that a sum over levels goes into
     rows_of: set[str] = field(default_factory=set)
     steps_of: set[str] = field(default_factory=set)
     loaded_rows: dict[tuple[str, int], str] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)  # how often a value is used in this kernel
-    at: int = 0  # the loop body that asks: a key tile is computed where it is used
+    at: int = 0  # the loop over key tiles that asks, counted from 0: a key tile is computed where it is used
 
     # ---- where a value is available
 
@@ -84,6 +87,7 @@ class Lowering:
         have = {b.node.index for b in self.kernel.loads}
         inside = topological((b.node for b in self.kernel.stores), stop=lambda n: n.index in have)
         later = 1 if self._apart([n for n in inside if n.index not in have]) else 0
+        self.levelled = levelled(inside)
         for node in inside:
             args = () if node.index in have else node.args
             level = 0
@@ -92,6 +96,9 @@ class Lowering:
             if "k" in node.axes:
                 # a key tile lives in the loop after everything it needs: levels of key tiles count the loops before theirs
                 self.levels[node.index] = level
+                if isinstance(node.op, Levels) or self._is_behind(args):
+                    self.behind.add(node.index)
+                assert not self.levelled & self.behind, "a sum over levels inside of another"
             elif any("k" in a.axes for a in args):
                 first = 0 if node.axes in WIDE else later
                 self.levels[node.index] = 1 + max(first, *(self.levels[a.index] for a in args if "k" in a.axes))
@@ -110,18 +117,26 @@ class Lowering:
         wide = any(isinstance(n.op, Dot) and n.axes in WIDE and any("k" in a.axes for a in n.args) for n in inside)
         return wide and sum(isinstance(n.op, Dot) and "k" in n.axes for n in inside) > 2
 
+    def _is_behind(self, args: Iterable[Node]) -> bool:
+        return any(a.index in self.behind for a in args)
+
     def where(self, node: Node) -> int:
-        """The scope in which a use finds the value. A level's mask of a score is made again in every pass over the key tiles: the
-        masked scores of all levels at once would fill the registers."""
-        masked = self._is_level(node) and not self.scan and self.at % 2 == 1 and not self._reduces_keys(node)
-        return self.at if (not self.scan and "k" in node.axes) or masked else self.scope(node)
+        """The scope in which a use finds the value: in the loop that asks, if it is a key tile or differs from level to level."""
+        inside = not self.scan and ("k" in node.axes or node.index in self.levelled)
+        return self._in_loop(node, self.at) if inside else self.scope(node)
 
     def scope(self, node: Node) -> int:
-        """Scopes of a scan: 0 before the loop, 1 the body. Of a parallel kernel: 2 l after loop l, 2 l + 1 the body of loop l + 1."""
+        """The scope in which the value is first there: see statements.py."""
         if self.scan:
             return 1 if varies(node) or self._carried(node) else 0
         level = self.levels[node.index]
-        return 2 * level + 1 if "k" in node.axes else 2 * level
+        return self._in_loop(node, level) if "k" in node.axes else SCOPES * level
+
+    def _in_loop(self, node: Node, loop: int) -> int:
+        """The part of a loop over key tiles that makes the value."""
+        if node.index in self.levelled:
+            return SCOPES * loop + EACH_LEVEL
+        return SCOPES * loop + (BEHIND if node.index in self.behind else BODY)
 
     def _carried(self, node: Node) -> bool:
         assert self.kernel.carry is not None
@@ -139,7 +154,7 @@ class Lowering:
         binary: bool = False,
         name: str | None = None,
         axes: Axes = (),
-        rank: int | None = None,
+        rank: int = 0,
     ) -> str:
         index = len(self.statements)
         shape = ", ".join(EXTENT[a] for a in axes)
@@ -155,25 +170,10 @@ class Lowering:
                 plain,
                 comment,
                 binary,
-                rank=self.rank(node) if rank is None else rank,
+                rank=rank,
             )
         )
         return f"§{index}§"
-
-    def rank(self, node: Node) -> int:
-        """Levels of halved chunks one after the other, largest blocks first: what a level needs is dropped before the next begins."""
-        if node.index not in self.ranks:
-            sizes = self._levels_in(node)
-            self.ranks[node.index] = CHUNK // min(sizes) if sizes else 0
-        return self.ranks[node.index]
-
-    def _levels_in(self, node: Node) -> frozenset[int]:
-        """The half sizes of the blocks that the value is made from, as far as this kernel makes it."""
-        if node.index not in self.sizes:
-            own = {node.op.size} if isinstance(node.op, Segment | Mask | Rows | Side) and 0 < node.op.size < CHUNK else set()
-            inner = () if self._from_memory(node) else node.args
-            self.sizes[node.index] = frozenset(own).union(*(self._levels_in(a) for a in inner))
-        return self.sizes[node.index]
 
     def unique(self, name: str) -> str:
         candidate, number = name, 2
@@ -290,17 +290,14 @@ class Lowering:
         key = (node.index, natural, scope)
         if key not in self.memo:
             early = self.scan and len(natural) < 2  # their latencies overlap at the head of the loop
-            self.memo[key] = self.emit(node, self.address(buffer), scope, plain=False, axes=natural, rank=-1 if early else None)
+            self.memo[key] = self.emit(node, self.address(buffer), scope, plain=False, axes=natural, rank=-1 if early else 0)
         if order == natural:
             return self.memo[key]
         return self.emit(node, f"tl.trans({self.memo[key]})", scope, plain=True, axes=order)
 
     def _transposed(self, node: Node, order: Axes, name: str) -> str:
-        index = len(self.statements)
-        self.statements.append(Statement(index, name, name, self.scope(node), True, ""))
-        if order == node.axes:
-            return f"§{index}§"
-        return self.emit(node, f"tl.trans(§{index}§)", self.scope(node), plain=True, axes=order)
+        value = self._result(name, self.scope(node))
+        return value if order == node.axes else self.emit(node, f"tl.trans({value})", self.scope(node), plain=True, axes=order)
 
     def address(self, buffer: Buffer) -> str:
         name, axes = buffer.name, buffer.node.axes
@@ -308,7 +305,7 @@ class Lowering:
         corner = {"t": "i_t * C", "s": "0", "k": k, "v": v}
         shape = ", ".join(EXTENT[a] for a in axes)
         if by_pointer(self.kernel, buffer):
-            offsets, width = ("o_t", "C") if axes == ("t", "s") else ("o_v", "V")
+            offsets, width = {"s": ("o_t", "C"), "k": ("o_k", "K"), "v": ("o_v", "V")}[axes[1]]
             if buffer.layout == "chunk":
                 return f"load_rows({name}, i_c * C + o_t, {offsets}, {width})"
             self.steps_of.add(name)
@@ -346,12 +343,8 @@ class Lowering:
             return self._accumulate(node, order)
         return self._expression(node, order, scope)
 
-    @staticmethod
-    def _is_level(node: Node) -> bool:
-        return isinstance(node.op, Mask) and node.op.kind == "level"
-
     def _reduces_keys(self, node: Node) -> bool:
-        """Whether the value is a sum over key tiles: a reduction, or sums and level masks of such."""
+        """Whether the value is a sum over key tiles: a reduction, or sums of such and of what they are at each level."""
         if "k" in node.axes or self._from_memory(node):
             return False
         match node.op:
@@ -361,40 +354,62 @@ class Lowering:
                 first, second = node.args
                 both = self._reduces_keys(first) and self._reduces_keys(second)
                 return both and self.levels[first.index] == self.levels[second.index]
-            case Mask(kind="level"):
+            case Levels() | Mask(kind="across"):
                 return self._reduces_keys(node.args[0])
             case _:
                 return False
 
     def _accumulate(self, node: Node, order: Axes) -> str:
         """Adds the node's share of a key tile in the loop's body; the total is there after the loop."""
-        body, asked = self.scope(node) - 1, self.at
-        self.at = body
-        name = self.unique(self.label(node, order))
-        shape = ", ".join(EXTENT[a] for a in order) + ("," if len(order) == 1 else "")
-        init = f"{name} = tl.zeros(({shape}), tl.float32)" if order else f"{name} = 0.0"
-        self.accumulators.setdefault(body, []).append((name, init))
+        loop, asked = self.levels[node.index] - 1, self.at
+        self.at = loop
+        name = self._accumulator(node, order, SCOPES * loop + BODY)
         for term in _terms(node):
-            if isinstance(term.op, Dot):
-                self.line(body, f"{name} = {self._dot(term, order, name)}", term, order)
-            else:
-                self.line(body, f"{name} += {self._share(term, order, body)}", term, order)
+            self._add_share(name, term, order)
         self.at = asked
-        index = len(self.statements)
-        self.statements.append(Statement(index, name, name, self.scope(node), True, ""))
-        return f"§{index}§"
+        return self._result(name, self.scope(node))
 
-    def _share(self, node: Node, order: Axes, body: int) -> str:
-        """The share of one key tile, inside the loop's body."""
+    def _add_share(self, name: str, node: Node, order: Axes) -> None:
+        if isinstance(node.op, Levels):
+            for term in _terms(node.args[0]):
+                self._add_share(name, term, order)
+            return
+        part = EACH_LEVEL if node.index in self.levelled else (BEHIND if self._is_behind(node.args) else BODY)
+        added = f"{name} = {self._dot(node, order, name)}" if isinstance(node.op, Dot) else f"{name} += {self._share(node, order)}"
+        self.line(SCOPES * self.at + part, added, node, order)
+
+    def _share(self, node: Node, order: Axes) -> str:
+        """The share of one key tile."""
         match node.op:
             case Mask():
-                return self._masked(node, order, self._share(node.args[0], order, body))
+                return self._masked(node, order, self._share(node.args[0], order))
             case Dot():
                 return self._dot(node, order, None)
             case Sum(axis=axis):
                 return self._sum(node, axis)
             case _:
                 raise ValueError(f"{node.op} does not add up over key tiles")
+
+    def _add_levels(self, node: Node, order: Axes) -> str:
+        """A key tile that every level of a steep chunk adds to; the total is there behind the loop over the levels."""
+        if order != node.axes:
+            return self.emit(node, f"tl.trans({self.value(node, node.axes)})", self.where(node), plain=True, axes=order)
+        (term,) = node.args
+        name = self._accumulator(node, order, self.where(term))
+        self.line(self.where(term), f"{name} += {self.number(term, order)}", term, order)
+        return self._result(name, self.where(node))
+
+    def _accumulator(self, node: Node, order: Axes, scope: int) -> str:
+        """What the loop of this scope adds up in."""
+        name = self.unique(self.label(node, order))
+        shape = ", ".join(EXTENT[a] for a in order) + ("," if len(order) == 1 else "")
+        self.accumulators.setdefault(scope, []).append(f"{name} = tl.zeros(({shape}), tl.float32)" if order else f"{name} = 0.0")
+        return name
+
+    def _result(self, name: str, scope: int) -> str:
+        index = len(self.statements)
+        self.statements.append(Statement(index, name, name, scope, True, ""))
+        return f"§{index}§"
 
     def line(self, scope: int, text: str | tuple[str, ...], node: Node, order: Axes, *, last: bool = False) -> None:
         shape = ", ".join(EXTENT[a] for a in order)
@@ -408,7 +423,7 @@ class Lowering:
                 False,
                 f"[{shape}]{place}" if order else place,
                 lines=(text,) if isinstance(text, str) else text,
-                rank=2 * CHUNK if last else self.rank(node),
+                rank=int(last),
                 ends=not self.scan,
             )
         )
@@ -435,6 +450,8 @@ class Lowering:
                 return self.emit(node, text, scope, plain=True, binary=True, axes=order)
             case Sum(axis=axis):
                 return self.emit(node, self._sum(node, axis), scope, plain=False, axes=order)
+            case Levels():
+                return self._add_levels(node, order)
             case Along():
                 inner = node.args[0]
                 flip: dict[Axis, Axis] = {"t": "s", "s": "t"}
@@ -442,13 +459,15 @@ class Lowering:
             case Segment():
                 natural = self.emit(node, self._segment(node), scope, plain=False, axes=node.axes)
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
-            case Rows() | Scatter() | Side():
+            case Side(upper_zero=upper_zero, lower_zero=lower_zero):
+                return self.emit(node, f"side_of_middle(o_t, i_l, {upper_zero}, {lower_zero})", scope, plain=True, axes=order)
+            case Rows() | Scatter():
                 return self._rows(node, order, scope)
             case Mask() | Diagonal() | TakeDiagonal() | Valid() | Within():
                 return self._select(node, order, scope)
             case Decay():
                 read, read_resets, write, write_resets = (self.value(a) for a in node.args)
-                seen = _seen("strict" if node.op.strict else "causal", 0, order)
+                seen = _seen("strict" if node.op.strict else "causal", order)
                 t, s = ("[:, None]", "[None, :]") if order == ("t", "s") else ("[None, :]", "[:, None]")
                 text = f"tl.exp(tl.where({seen} & ({read_resets}{t} == {write_resets}{s}), {read}{t} - {write}{s}, -float('inf')))"
                 return self.emit(node, text, scope, plain=False, axes=order)
@@ -481,16 +500,16 @@ class Lowering:
                 return f"tl.minimum({last}[None, :] - {self.number(place.node, node.axes)}, 0.0)"
         return f"chunk_sum({self.number(node.args[0], node.axes)}, {op.reverse}, {op.exclusive})"
 
-    def rows(self, buffer: Buffer) -> tuple[str, str]:
-        """Where single rows of a tile in memory are read: base and row stride."""
-        self.rows_of.add(buffer.name)
-        return f"{buffer.name}_rows + ", ROW
+    def rows(self, buffer: Buffer) -> str:
+        """A pointer to the rows of a tile in memory."""
+        if not by_pointer(self.kernel, buffer):
+            self.rows_of.add(buffer.name)
+        return rows_name(self.kernel, buffer)
 
     def row(self, buffer: Buffer, row: str, node: Node) -> str:
         """One row of a tile in memory, [BK]; loaded once."""
         scope = self.where(node)
-        start, stride = self.rows(buffer)
-        text = f"tl.load({start}(i_c * C + {row}) * {stride} + o_k, mask=o_k < K, other=0.0)"
+        text = f"tl.load({self.rows(buffer)} + (i_c * C + {row}) * {ROW} + o_k, mask=o_k < K, other=0.0)"
         if (text, scope) not in self.loaded_rows:
             self.loaded_rows[text, scope] = self.emit(node, text, scope, plain=False, name=f"b_{buffer.name}_row", axes=("k",))
         return self.loaded_rows[text, scope]
@@ -498,16 +517,12 @@ class Lowering:
     def _rows(self, node: Node, order: Axes, scope: int) -> str:
         """Rows are read from memory, where the tile lies with its width padded to 16 bytes."""
         match node.op:
-            case Side(size=size, upper_zero=upper_zero, lower_zero=lower_zero):
-                return self.emit(node, f"side_of_middle(o_t, {size}, {upper_zero}, {lower_zero})", scope, plain=True, axes=order)
-            case Rows(kind=kind, size=size):
+            case Rows(kind=kind):
                 buffer = self.loaded(node.args[0])
                 assert buffer is not None and buffer.layout == "chunk"
-                start, stride = self.rows(buffer)
                 if kind != "middle":
                     return self.row(buffer, "C - 1" if kind == "last" else "C // 2 - 1", node)
-                row = f"(i_c * C + o_t // {2 * size} * {2 * size} + {size - 1})[:, None]"
-                text = f"tl.load({start}{row} * {stride} + o_k[None, :], mask=o_k[None, :] < K, other=0.0)"
+                text = f"load_rows({self.rows(buffer)}, i_c * C + middle_of_block(o_t, i_l), o_k, K)"
                 natural = self.emit(node, text, scope, plain=False, axes=node.axes)
                 return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
             case Scatter():
@@ -526,11 +541,8 @@ class Lowering:
 
     def _masked(self, node: Node, order: Axes, value: str) -> str:
         match node.op:
-            case Mask(kind=kind, size=size):
-                if self._is_level(node) and self.at % 2 == 1 and not self.scan:
-                    name = "b_level" if order == ("t", "s") else "b_level_T"
-                    return f"tl.where({name} == {size} + i_z, {value}, 0.0)"
-                return f"tl.where({_seen(kind, size, order)}, {value}, 0.0)"
+            case Mask(kind=kind):
+                return f"tl.where({_seen(kind, order)}, {value}, 0.0)"
             case Diagonal():
                 return f"tl.where(o_t[:, None] == o_t[None, :], ({value})[:, None], 0.0)"
             case Valid():
@@ -577,23 +589,20 @@ class Lowering:
         return found
 
     def _add(self, node: Node, order: Axes, scope: int) -> str:
-        """A sum, term by term in the order in which levels come, so that a term is dropped as soon as it is added; in a loop over key tiles
-        so is every product. A product takes the sum so far as its accumulator."""
-        terms = sorted(self._summands(node), key=lambda t: (self.rank(t), self._product(t, node) is not None))
+        """A sum, term by term; in a loop over key tiles a product is dropped as soon as it is added. A product takes the sum so far as its
+        accumulator."""
+        terms = sorted(self._summands(node), key=lambda t: self._product(t, node) is not None)
         value = self.spread(terms[0], order)
-        rank = self.rank(terms[0])
         for term in terms[1:]:
-            rank = max(rank, self.rank(term))
             product = self._product(term, node)
             if product is not None:
                 dot, factors = product
-                value = self.emit(node, self._dot(dot, order, value, factors), scope, plain=False, axes=order, rank=rank)
+                value = self.emit(node, self._dot(dot, order, value, factors), scope, plain=False, axes=order)
                 continue
             negative = _is_negative(term)
             text = f"{value} - {self.spread(term.args[1], order)}" if negative else f"{value} + {self.spread(term, order)}"
             drops = not self.scan and "k" in node.axes and self._products(term) > 0
-            plain = term is terms[-1] or (rank == 0 and not drops)
-            value = self.emit(node, text, scope, plain=plain, binary=True, axes=order, rank=rank)
+            value = self.emit(node, text, scope, plain=term is terms[-1] or not drops, binary=True, axes=order)
             self.statements[-1].ends = drops
         return value
 
@@ -690,9 +699,16 @@ def _terms(node: Node) -> list[Node]:
 
 
 def by_pointer(kernel: Kernel, buffer: Buffer) -> bool:
-    """Whether a tile is loaded by pointer: outside of any loop every load of a descriptor would be waited for before the next begins."""
-    tile = len(buffer.node.axes) == 2 and "k" not in buffer.node.axes
+    """Whether a tile is loaded by pointer: outside of a loop in stages every load of a descriptor would be waited for before the next
+    begins. The loop over key tiles is none where another stands in it, over the levels of a steep chunk."""
+    axes = buffer.node.axes
+    tile = axes[:1] == ("t",) and len(axes) == 2 and ("k" not in axes or kernel.falls == "steep")
     return kernel.walk == "parallel" and tile and buffer in kernel.loads
+
+
+def rows_name(kernel: Kernel, buffer: Buffer) -> str:
+    """The pointer to a tile's rows: the tile itself, or one beside its descriptor."""
+    return buffer.name if by_pointer(kernel, buffer) else f"{buffer.name}_rows"
 
 
 def by_row(kernel: Kernel, buffer: Buffer) -> bool:
@@ -720,7 +736,7 @@ def _broadcast(value: str, own: Axes, order: Axes) -> str:
     return f"{value}[{index}]"
 
 
-def _seen(kind: str, size: int, order: Axes) -> str:
+def _seen(kind: MaskKind, order: Axes) -> str:
     t, s = ("o_t[:, None]", "o_t[None, :]") if order == ("t", "s") else ("o_t[None, :]", "o_t[:, None]")
     match kind:
         case "strict":
@@ -729,8 +745,10 @@ def _seen(kind: str, size: int, order: Axes) -> str:
             return f"({t} >= {s})"
         case "gapped":
             return f"({t} > {s} + 1)"
+        case "across":
+            return f"across_middle({t}, {s}, i_l)"
         case _:
-            return f"(level_of({t}, {s}) == {size})"
+            assert_never(kind)
 
 
 def _elementwise(fn: str, args: list[str], exponent: float) -> tuple[str, bool]:
@@ -791,7 +809,7 @@ def _solves_first(work: Lowering) -> None:
 
 def _store(work: Lowering, buffer: Buffer) -> None:
     node, name = buffer.node, buffer.name
-    work.at = work.scope(node)
+    work.at = work.levels.get(node.index, 0)
     carried = work.kernel.carry is not None and node is work.kernel.carry[0]
     value = work.value(node) if carried else work.number(node, work.order(node))
     scope = work.scope(node)

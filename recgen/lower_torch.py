@@ -20,6 +20,7 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
@@ -317,7 +318,7 @@ class TorchLowering:
                 return emit(f"{arg(0, 9)}.select({node.args[0].axes.index('t') - len(node.args[0].axes)}, -1)", 9, plain=True)
             case Score():
                 return self._score(node)
-            case Pull() | Decay() | Scatter() | Side():
+            case Pull() | Decay() | Scatter() | Side() | Levels():
                 raise VerifyError(f"{node.op} has no place in plain torch")
             case Mask(kind="strict") if node.index in self.below:
                 return self.value(node.args[0], scope)

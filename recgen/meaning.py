@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import assert_never
 
 import numpy as np
@@ -17,9 +17,11 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
+    MaskKind,
     Node,
     Pull,
     Rows,
@@ -31,6 +33,7 @@ from .ops import (
     TakeDiagonal,
     Valid,
     Within,
+    levelled,
     split_spec,
     topological,
 )
@@ -40,20 +43,40 @@ RESET = -87.0  # exp of it is the smallest normal float32: a decay below is a re
 
 
 def evaluate(targets: Iterable[Node], env: Mapping[str, Array], sizes: Mapping[Axis, int], valid: int | None = None) -> dict[int, Array]:
-    """Values of `targets` and of all they need, by node index.
+    """Values of `targets` and of all they need, by node index; what differs from level to level has none outside of its Levels.
 
     env: arrays by name, shaped by the axes of their Load; sizes: extent of each axis (s like t); valid: rows before the padding.
     """
     sizes = {**sizes, "s": sizes.get("t", 0)}
     values: dict[int, Array] = {}
     with np.errstate(divide="ignore", over="ignore"):
-        for node in topological(targets):
-            args = [values[a.index] for a in node.args]
-            values[node.index] = _apply(node, args, env, sizes, valid)
+        nodes = topological(targets)
+        differ = levelled(nodes)
+        for node in nodes:
+            if isinstance(node.op, Levels):
+                values[node.index] = _over_levels(node, differ, values, env, sizes, valid)
+            elif node.index not in differ:
+                values[node.index] = _apply(node, [values[a.index] for a in node.args], env, sizes, valid)
     return values
 
 
-def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mapping[Axis, int], valid: int | None) -> Array:
+def _over_levels(
+    node: Node, differ: Set[int], known: Mapping[int, Array], env: Mapping[str, Array], sizes: Mapping[Axis, int], valid: int | None
+) -> Array:
+    """The sum over halves of blocks of 1, 2, 4, ... tokens, up to half a chunk."""
+    (x,) = node.args
+    inside = [n for n in topological([x], stop=lambda n: n.index not in differ) if n.index in differ]
+    total = np.zeros(tuple(sizes[a] for a in node.axes))
+    for power in range(sizes["t"].bit_length() - 1):
+        values = dict(known)
+        for each in inside:
+            values[each.index] = _apply(each, [values[a.index] for a in each.args], env, sizes, valid, 1 << power)
+        total += values[x.index]
+    return total
+
+
+def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mapping[Axis, int], valid: int | None, size: int = 0) -> Array:
+    """The value of one node; size: half the blocks of the level at hand."""
     match node.op:
         case Load(name=name):
             return np.asarray(env[name], np.float64)
@@ -71,24 +94,26 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             return args[0]
         case Segment(size=size, reverse=reverse, exclusive=exclusive):
             return _segment(args[0], size, reverse, exclusive)
-        case Rows(kind=kind, size=size):
+        case Rows(kind=kind):
             return args[0][_source(size, sizes["t"])] if kind == "middle" else args[0][sizes["t"] // 2 - 1 if kind == "half" else -1]
         case Scatter():
             total = np.zeros(tuple(sizes[a] for a in node.axes))
             total[-1] = args[0]
             return total
-        case Side(size=size, upper_zero=upper_zero, lower_zero=lower_zero):
+        case Side(upper_zero=upper_zero, lower_zero=lower_zero):
             t = np.arange(sizes["t"])
             zero = (upper_zero & (t % (2 * size) == size)) | (lower_zero & (t % (2 * size) == size - 1))
             return np.where(zero, 0.0, np.where(t // size % 2 == 1, 1.0, -1.0))
-        case Mask(kind=kind, size=size):
-            return np.where(mask_matrix(kind, size, sizes["t"]), args[0], 0.0)
+        case Mask(kind=kind):
+            return np.where(mask_matrix(kind, sizes["t"], size), args[0], 0.0)
+        case Levels():
+            raise ValueError("one level has no sum over levels")
         case Valid():
             rows = np.arange(sizes["t"]) < (sizes["t"] if valid is None else valid)
             return np.where(_spread(rows, ("t",), node.axes), args[0], 0.0)
         case Decay(strict=strict):
             read, read_resets, write, write_resets = args
-            connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("strict" if strict else "causal", 0, sizes["t"])
+            connected = (read_resets[:, None] == write_resets[None, :]) & mask_matrix("strict" if strict else "causal", sizes["t"])
             return np.exp(np.where(connected, read[:, None] - write[None, :], -np.inf))
         case Score(decay=decay, causal=causal):
             a, kappa, *decays = args
@@ -99,7 +124,7 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             c, *rest = args
             given, decays = (rest[: 1 + gate], rest[1 + gate :])
             between = _between(decay, decays, sizes)
-            c = np.where(mask_matrix("gapped", 0, sizes["t"]), c, 0.0) if touching else c
+            c = np.where(mask_matrix("gapped", sizes["t"]), c, 0.0) if touching else c
             spec = "ts,sk,tsk->tk" if side == "read" else "ts,tk,tsk->sk"
             pulled = np.asarray(np.einsum(spec, c, _over(given[-1] if side == "read" else given[0], between), between))
             if not gate:
@@ -119,8 +144,8 @@ def _apply(node: Node, args: list[Array], env: Mapping[str, Array], sizes: Mappi
             assert_never(node.op)
 
 
-def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
-    """[t, s] of Mask."""
+def mask_matrix(kind: MaskKind, n: int, size: int = 0) -> NDArray[np.bool_]:
+    """[t, s] of Mask; size: half the blocks of the level at hand."""
     t, s = np.arange(n)[:, None], np.arange(n)[None, :]
     match kind:
         case "strict":
@@ -129,15 +154,15 @@ def mask_matrix(kind: str, size: int, n: int) -> NDArray[np.bool_]:
             return s <= t
         case "gapped":
             return s < t - 1
-        case "level":
+        case "across":
             return np.asarray((t // (2 * size) == s // (2 * size)) & (t // size > s // size))
         case _:
-            raise ValueError(kind)
+            assert_never(kind)
 
 
 def _between(decay: str, decays: list[Array], sizes: Mapping[Axis, int]) -> Array:
     """The decay at the pairs s < t, [t, s, k]."""
-    seen = mask_matrix("strict", 0, sizes["t"])
+    seen = mask_matrix("strict", sizes["t"])
     if decay == "key":
         read, write, _ = decays
         return np.asarray(np.exp(np.where(seen[:, :, None], read[:, None] - write[None], -np.inf)))

@@ -12,6 +12,7 @@ from typing import Literal
 
 Axis = Literal["t", "s", "k", "v"]
 Axes = tuple[Axis, ...]
+MaskKind = Literal["strict", "causal", "gapped", "across"]
 ORDER: Axes = ("t", "s", "v", "k")  # canonical order of the axes of a tile
 
 
@@ -73,7 +74,6 @@ class Rows:
     """
 
     kind: Literal["middle", "half", "last"]
-    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +83,26 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """+1 for tokens in the upper half of their 2 * size block, -1 in the lower; 0 for the first of the upper half (upper_zero) or the
-    last of the lower half (lower_zero) where nothing can lie between the token and the middle."""
+    """+1 for tokens in the upper half of their block, -1 in the lower; 0 for the first of the upper half (upper_zero) or the last of the
+    lower half (lower_zero) where nothing can lie between the token and the middle."""
 
-    size: int
     upper_zero: bool
     lower_zero: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Keeps entries (t, s) with s < t (strict), s <= t (causal), s < t - 1 (gapped), or t in the upper and s in the lower half of one
-    2*size block (level)."""
+    """Keeps entries (t, s) with s < t (strict), s <= t (causal), s < t - 1 (gapped), or t in the upper and s in the lower half of one block
+    (across)."""
 
-    kind: Literal["strict", "causal", "gapped", "level"]
-    size: int = 0
+    kind: MaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The sum of its argument over the levels of a chunk: its blocks of 2, 4, 8, ... tokens, up to the chunk itself. Every pair s < t is
+    across the middle of one block of one level. `Rows` of a middle, `Side` and a mask `across` speak of the blocks of the level at hand,
+    and stand below a Levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,7 @@ Op = (
     | Scatter
     | Side
     | Mask
+    | Levels
     | Valid
     | Within
     | Decay
@@ -235,6 +241,20 @@ def topological(targets: Iterable[Node], stop: Callable[[Node], bool] = lambda n
         if not stop(node):
             pending.extend(node.args)
     return tuple(seen[i] for i in sorted(seen))
+
+
+def levelled(nodes: Iterable[Node]) -> frozenset[int]:
+    """Which of the nodes, arguments first, differ from level to level."""
+    found: set[int] = set()
+    for node in nodes:
+        match node.op:
+            case Side() | Rows(kind="middle") | Mask(kind="across"):
+                found.add(node.index)
+            case Levels():
+                pass
+            case _ if any(a.index in found for a in node.args):
+                found.add(node.index)
+    return frozenset(found)
 
 
 def product_factors(node: Node) -> Iterator[Node]:

@@ -23,13 +23,25 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def level_of(t, s):
-    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
-    apart = tl.where(t > s, t ^ s, 0)
-    level = tl.where(apart >= 1, 1, 0)
-    for power in tl.static_range(1, 7):
-        level = tl.where(apart >= 2**power, 2**power, level)
-    return level
+def levels(C: tl.constexpr):
+    """How many levels a chunk has: its blocks of 2, 4, 8, ... rows, up to C."""
+    count = 0
+    for power in tl.static_range(1, 10):
+        if 2**power <= C:
+            count = power
+    return count
+
+
+@triton.jit
+def across_middle(t, s, level):
+    """Whether t stands in the upper and s in the lower half of one block of 2^(level + 1) rows."""
+    return (t > s) & ((t ^ s) >> level == 1)
+
+
+@triton.jit
+def middle_of_block(t, level):
+    """The last row of the lower half of the block of 2^(level + 1) rows that t stands in."""
+    return (t | ((2 << level) - 1)) - (1 << level)
 
 
 @triton.jit
@@ -99,15 +111,15 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
-    place = t % (2 * SIZE)
-    side = tl.where(place >= SIZE, 1.0, -1.0)
+    above = t - middle_of_block(t, level)
+    side = tl.where(above > 0, 1.0, -1.0)
     if UPPER_ZERO:
-        side = tl.where(place == SIZE, 0.0, side)
+        side = tl.where(above == 1, 0.0, side)
     if LOWER_ZERO:
-        side = tl.where(place == SIZE - 1, 0.0, side)
+        side = tl.where(above == 0, 0.0, side)
     return side
 
 

@@ -29,6 +29,7 @@ MANY = 12  # products in one kernel, beyond which its tiles no longer stay in re
 KERNEL = frozenset({"B", "T", "H", "K", "V", "N", "C", "M", "P", "BK", "BV", "NV", "ED", "XD", "PRECISION", "SPAN", "STAGES", "DIRECT"})
 
 Layout = Literal["token", "chunk", "head", "share", "state"]
+Falls = Literal["even", "steep"]  # how a decay per channel may be, where it makes a difference: scores.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Kernel:
     first: Buffer | None  # the state that enters the scan, if the caller gives one
     last: Buffer | None  # the state that leaves it
     doc: str
+    falls: Falls | None = None  # the chunks that it is for, where two kernels share them
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}_steep" if self.falls == "steep" else self.name
 
     def held(self) -> frozenset[int]:
         """What it has without computing it: what it loads, and the state."""

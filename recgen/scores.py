@@ -16,25 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from .chunk import CHUNK
 from .graph import Graph
 from .ops import Node, Pull, Score, Segment, per_channel
-from .schedule import Buffer, Kernel
-
-Falls = Literal["even", "steep"]
+from .schedule import Buffer, Falls, Kernel
 
 
-def falls(kernel: Kernel) -> tuple[Falls | None, ...]:
-    """The kinds of chunk that a kernel is emitted for, one by one: None where it makes no difference."""
-    return ("even", "steep") if any(map(per_channel, kernel.computed())) else (None,)
+def kinds(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernel for each kind of chunk, where it makes a difference."""
+    if not any(map(per_channel, kernel.computed())):
+        return (kernel,)
+    return replace(kernel, falls="even"), replace(kernel, falls="steep")
 
 
-def expand(kernel: Kernel, graph: Graph, kind: Falls | None) -> Kernel:
-    """The kernel with every score and pull as matrix products, for chunks of this kind."""
+def expand(kernel: Kernel, graph: Graph) -> Kernel:
+    """The kernel with every score and pull as matrix products, for chunks of its kind."""
     have = kernel.held()
-    found = Expansion(graph, kind).expand(kernel.targets(), lambda n: n.index in have)
+    found = Expansion(graph, kernel.falls).expand(kernel.targets(), lambda n: n.index in have)
 
     def made(buffer: Buffer) -> Buffer:
         return replace(buffer, node=found[buffer.node.index])
@@ -72,15 +70,12 @@ class Expansion:
             between = self.between(decays)
             score = graph.mul(between, graph.dot("tk,sk->ts", a, kappa))
             return score if op.causal or decays[0] is not decays[2] else graph.mask(score, "strict")
-        terms = []
-        for size in self.sizes():
-            to_read, to_write = self.anchored(decays, size)
-            product = graph.dot("tk,sk->ts", self.rounded(a, to_read), self.rounded(kappa, to_write))
-            kind = "causal" if op.causal and self.kind == "even" else "strict"
-            terms.append(graph.mask(product, "level", size) if size else graph.mask(product, kind))  # type: ignore[arg-type]
-        if op.causal and self.kind == "steep":
-            terms.append(graph.diagonal(graph.sum(graph.mul(a, kappa), "k")))
-        return graph.add(*terms)
+        to_read, to_write = self.anchored(decays)
+        product = graph.dot("tk,sk->ts", self.rounded(a, to_read), self.rounded(kappa, to_write))
+        if self.kind == "even":
+            return graph.mask(product, "causal" if op.causal else "strict")
+        below = graph.levels(graph.mask(product, "across"))
+        return graph.add(below, graph.diagonal(graph.sum(graph.mul(a, kappa), "k"))) if op.causal else below
 
     def pull(self, op: Pull, c: Node, *rest: Node) -> Node:
         graph = self.graph
@@ -91,11 +86,9 @@ class Expansion:
             seen = graph.mul(self.between(decays), apart)
             seen = graph.mask(seen, "strict") if decays[0] is decays[2] else seen
             return self.given(op, seen, a, kappa, graph.const(1.0), graph.const(1.0))
-        terms = []
-        for size in self.sizes():
-            seen = graph.mask(apart, "level", size) if size else graph.mask(apart, "strict")
-            terms.append(self.given(op, seen, a, kappa, *self.anchored(decays, size)))
-        return graph.add(*terms)
+        if self.kind == "even":
+            return self.given(op, graph.mask(apart, "strict"), a, kappa, *self.anchored(decays))
+        return graph.levels(self.given(op, graph.mask(apart, "across"), a, kappa, *self.anchored(decays)))
 
     def given(self, op: Pull, seen: Node, a: Node, kappa: Node, to_read: Node, to_write: Node) -> Node:
         """What one matrix of cotangents gives to a side, through rows that are decayed to an anchor."""
@@ -115,32 +108,28 @@ class Expansion:
         decay = self.graph.decay((read, read_resets), (write, write_resets), strict=read is not write)
         return self.graph.name(decay, "decay")
 
-    def sizes(self) -> list[int]:
-        """Half the sizes of the blocks: the chunk alone, or all from the chunk to two tokens."""
-        return [CHUNK // 2 >> i for i in range(CHUNK.bit_length() - 1)] if self.kind == "steep" else [0]
-
     def rounded(self, row: Node, decay: Node) -> Node:
         """A decayed row, as precise as matrix operands are."""
         return self.graph.map("round", self.graph.mul(row, decay))
 
-    def anchored(self, decays: tuple[Node, ...], size: int) -> tuple[Node, Node]:
-        """exp(read - G_m) and exp(G_m - write) for m the middle of the blocks of 2 size tokens; size 0: of the chunk."""
+    def anchored(self, decays: tuple[Node, ...]) -> tuple[Node, Node]:
+        """exp(read - G_m) and exp(G_m - write) for m the middle of the chunk, or of the blocks of the level at hand."""
         graph, (read, write, sums) = self.graph, decays
-        if not size:
+        if self.kind == "even":
             middle = graph.rows(sums, "half")
             to_read = graph.exp(graph.add(read, graph.neg(middle)))
             to_write = graph.exp(graph.add(middle, graph.neg(write)))
-            return graph.name(to_read, "decay_read"), graph.name(to_write, "decay_write")
-        both = "decay" if read is write else ""
-        to_read, to_write = self.to_middle(read, sums, size), self.to_middle(write, sums, size)
-        return graph.name(to_read, f"{both or 'read'}_{size}"), graph.name(to_write, f"{both or 'write'}_{size}")
+        else:
+            to_read, to_write = self.to_middle(read, sums), self.to_middle(write, sums)
+        alike = to_read is to_write
+        return graph.name(to_read, "decay" if alike else "decay_read"), graph.name(to_write, "decay" if alike else "decay_write")
 
-    def to_middle(self, place: Node, sums: Node, size: int) -> Node:
+    def to_middle(self, place: Node, sums: Node) -> Node:
         """The decay between a token and the middle of its block: down from it in the upper half, up to it in the lower. Where a place
         stands alike to its own token's decay when it reads and when it is written to, one tile serves both halves."""
         graph = self.graph
         assert isinstance(place.op, Segment)
         after = not place.op.exclusive
-        side = graph.side(size, upper_zero=not after, lower_zero=after)
-        apart = graph.add(place, graph.neg(graph.rows(sums, "middle", size)))
+        side = graph.side(upper_zero=not after, lower_zero=after)
+        apart = graph.add(place, graph.neg(graph.rows(sums, "middle")))
         return graph.exp(graph.map("at_most_zero", graph.mul(side, apart)))

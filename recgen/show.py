@@ -8,7 +8,7 @@ from .chunk_text import columns
 from .cost import Sizes, flops
 from .ops import Inverse, Load, Map, Mask, Node, Score, Segment, Valid, topological
 from .schedule import Buffer, Kernel, Layout, Schedule
-from .scores import falls
+from .scores import kinds
 from .show_maths import Names
 from .tile import TileGraph
 
@@ -216,7 +216,7 @@ def _kernel(kernel: Kernel, stage: str, costs: _Costs, made: set[int]) -> list[s
         "backward": f"{B * H} scans from the last chunk to the first",
     }[kernel.walk]
     out = [f"{stage} {kernel.name}: {kernel.doc}; {walk}"]
-    if len(falls(kernel)) > 1:
+    if len(kinds(kernel)) > 1:
         out.append("  twice     for chunks where the decay is even, as counted here, and for those where it is steep")
     if kernel.carry:
         out.append(f"  carries   {' -> '.join(costs.names.bound(n)[0] for n in kernel.carry)}")

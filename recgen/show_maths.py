@@ -14,6 +14,7 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
@@ -154,7 +155,7 @@ class Names:
                 return self.bound(first)
             case Along():
                 return _transposed(*self.bound(first))
-            case Load() | Const() | Side() | Decay():  # of the last two there are none before kernels are written
+            case Load() | Const() | Side() | Levels() | Decay():  # of the last three there are none before kernels are written
                 return self.bound(node)
             case _:
                 assert_never(node.op)

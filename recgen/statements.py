@@ -16,6 +16,9 @@ from .schedule import Kernel
 if TYPE_CHECKING:
     from .lower import Lowering
 
+# Scopes of a scan: 0 before its loop, 1 the body. Of a parallel kernel: SCOPES * l behind l loops over key tiles (0: before any), and from
+# there on the parts of the next loop's body: up to its loop over the levels of a steep chunk, if it has one, that loop's body, the rest.
+SCOPES, BODY, EACH_LEVEL, BEHIND = 4, 1, 2, 3
 REFERENCE = re.compile(r"§(\d+)§")
 
 
@@ -40,10 +43,12 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One pass over the key channels: what is accumulated, and the body."""
+    """A pass over the key channels or over the levels of a chunk: what it adds up in, its body with perhaps a loop inside, and what stands
+    behind it."""
 
     start: tuple[str, ...]
     body: tuple[str, ...]
+    inner: Loop | None
     after: tuple[str, ...]
 
 
@@ -70,13 +75,16 @@ def _users(statements: list[Statement]) -> dict[int, list[Statement]]:
 
 
 def _sink(statements: list[Statement]) -> None:
-    """What is made before all loops over key tiles and first needed behind one of them is made there: in that loop it would only
-    occupy registers."""
+    """What is made before a loop and first needed behind it is made there: in the loop it would only occupy registers."""
     users = _users(statements)
     for statement in reversed(statements):
         later = [user.scope for user in users.get(statement.index, ())]
-        if later and not statement.lines and statement.scope == 0 and statement.text != statement.name:
-            statement.scope = max(statement.scope, min(later) // 2 * 2)
+        if not later or statement.lines or statement.text == statement.name:
+            continue
+        if statement.scope == 0:
+            statement.scope = min(later) // SCOPES * SCOPES
+        elif statement.scope % SCOPES == BODY and min(later) == statement.scope - BODY + BEHIND:
+            statement.scope = min(later)
 
 
 def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) -> list[Statement]:
@@ -115,7 +123,7 @@ def _by_rank(statements: list[Statement], inlined: Callable[[Statement], bool]) 
 
 
 def _urgency(statements: list[Statement], users: dict[int, list[int]]) -> dict[int, int]:
-    """A statement's rank; one without a level of its own is as urgent as what first needs it."""
+    """A statement's rank; one without a rank of its own is as urgent as what first needs it."""
     first: dict[int, int] = {}
     for i in reversed(range(len(statements))):
         later = [first[u] for u in users.get(i, ()) if u in first]
@@ -173,9 +181,15 @@ def assemble(work: Lowering) -> Lowered:
     constants, rows_of, steps_of = (tuple(sorted(names)) for names in (work.constants, work.rows_of, work.steps_of))
     if work.scan:
         return Lowered(work.kernel, tuple(scopes.get(0, ())), tuple(scopes.get(1, ())), (), constants, rows_of, steps_of)
-    last = max([*scopes, 0])
-    loops = tuple(
-        Loop(tuple(init for _, init in work.accumulators.get(s, ())), tuple(scopes.get(s, ())), tuple(scopes.get(s + 1, ())))
-        for s in range(1, last + 1, 2)
-    )
-    return Lowered(work.kernel, tuple(scopes.get(0, ())), (), loops, constants, rows_of, steps_of)
+
+    def lines_of(scope: int) -> tuple[str, ...]:
+        return tuple(scopes.get(scope, ()))
+
+    def loop(scope: int, inner: Loop | None, after: int) -> Loop:
+        return Loop(tuple(work.accumulators.get(scope, ())), lines_of(scope), inner, lines_of(after))
+
+    passes = []
+    for begin in range(0, max([*scopes, 0]), SCOPES):
+        levels = loop(begin + EACH_LEVEL, None, begin + BEHIND) if begin + EACH_LEVEL in scopes else None
+        passes.append(loop(begin + BODY, levels, begin + SCOPES))
+    return Lowered(work.kernel, lines_of(0), (), tuple(passes), constants, rows_of, steps_of)

@@ -21,6 +21,7 @@ from .ops import (
     Dot,
     Expand,
     Inverse,
+    Levels,
     Load,
     Map,
     Mask,
@@ -113,10 +114,10 @@ def _pull(graph: Graph, node: Node, c: Node) -> list[tuple[Node, Node]]:
                 (read, graph.pull("read", node, c, gate=True)),
                 (write, graph.neg(graph.pull("write", node, c, gate=True))),
             ]
-        case Rows() | Scatter() | Side() | Pull() | Decay():
+        case Rows() | Scatter() | Side() | Levels() | Pull() | Decay():
             raise ValueError(f"no gradient for {node.op}")
-        case Mask(kind=kind, size=size):
-            return [(node.args[0], graph.mask(c, kind, size))]
+        case Mask(kind=kind):
+            return [(node.args[0], graph.mask(c, kind))]
         case Valid():
             return [(node.args[0], graph.valid(c))]
         case Within(axis=axis):

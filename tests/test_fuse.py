@@ -7,9 +7,9 @@ import pytest
 
 from recgen.fuse import fuse_sums
 from recgen.meaning import evaluate
-from recgen.ops import Load, Node, Sum, topological
+from recgen.ops import Levels, Load, Node, Op, Sum, topological
 from recgen.schedule import Kernel
-from recgen.scores import expand, falls
+from recgen.scores import expand, kinds
 from tests.conftest import ZOO
 from tests.stages import plan, tile_graph
 
@@ -20,11 +20,11 @@ def kernels(name: str) -> list[Kernel]:
     """The parallel kernels of a zoo member, for each kind of chunk."""
     graph = tile_graph(name).graph
     every = [*plan(name).forward, *plan(name).backward]
-    return [expand(kernel, graph, kind) for kernel in every if kernel.walk == "parallel" for kind in falls(kernel)]
+    return [expand(each, graph) for kernel in every if kernel.walk == "parallel" for each in kinds(kernel)]
 
 
-def over_keys(kernel: Kernel) -> int:
-    return sum(isinstance(n.op, Sum) and n.op.axis == "k" for n in kernel.computed())
+def count(kernel: Kernel, op: Op) -> int:
+    return sum(n.op == op for n in kernel.computed())
 
 
 def values(nodes: list[Node]) -> list[np.ndarray]:
@@ -41,14 +41,16 @@ def test_fused_sums_are_the_sums(name: str) -> None:
     graph = tile_graph(name).graph
     for kernel in kernels(name):
         fused = fuse_sums(kernel, graph)
-        assert over_keys(fused) <= over_keys(kernel)
+        for op in (Sum("k"), Levels()):
+            assert count(fused, op) <= count(kernel, op)
         plain = [b.node for b in kernel.stores]
         for wanted, found in zip(values(plain), values([b.node for b in fused.stores]), strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9 * np.abs(wanted).max())
 
 
 def test_what_is_only_added_up_is_one_sum() -> None:
-    """The four sums of a gate's gradient, two readers' and two writers', are one."""
-    (gradient,) = [k for k in kernels("gated_deltanet") if k.name == "gradient"]
-    fused = fuse_sums(gradient, tile_graph("gated_deltanet").graph)
-    assert over_keys(gradient) - over_keys(fused) >= 4
+    """The four sums of a gate's gradient, two readers' and two writers', are one; so are those over the levels of a steep chunk."""
+    for name, op in (("gated_deltanet", Sum("k")), ("dplr", Levels())):
+        gradient = [k for k in kernels(name) if k.name == "gradient"][-1]
+        fused = fuse_sums(gradient, tile_graph(name).graph)
+        assert count(gradient, op) - count(fused, op) >= 4

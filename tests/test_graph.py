@@ -172,9 +172,9 @@ def test_levels_and_diagonal_are_the_lower_triangle() -> None:
     """Halves of halves: every pair s < t is across exactly one middle."""
     graph = Graph()
     x = graph.load("x", ("t", "s"))
-    levels = [graph.mask(x, "level", size) for size in (4, 2, 1)]
+    below = graph.levels(graph.mask(x, "across"))
     env = {"x": np.ones(extent(("t", "s")))}
-    np.testing.assert_array_equal(value(graph.add(*levels), env), np.tril(env["x"], -1))
+    np.testing.assert_array_equal(value(below, env), np.tril(env["x"], -1))
     np.testing.assert_array_equal(value(graph.mask(x, "causal"), env), np.tril(env["x"]))
 
 
@@ -245,7 +245,6 @@ def build_maps(graph: Graph, x: Node, y: Node) -> dict[str, Node]:
         "along": graph.mul(graph.along(token), score),
         "segment": graph.segment(x, 4, reverse=True, exclusive=True),
         "causal": graph.mask(score, "causal"),
-        "level": graph.mask(score, "level", 2),
         "score": per_channel(graph, x, y, False, False),
         "score before": per_channel(graph, x, y, True, False),
         "score both before": per_channel(graph, x, y, True, True),

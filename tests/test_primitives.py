@@ -48,15 +48,29 @@ def _with_constant(x, out, FUNCTION: tl.constexpr, CONSTANT: tl.constexpr, N: tl
 
 
 @triton.jit
-def _sides(out, FUNCTION: tl.constexpr, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr, C: tl.constexpr):
+def _sides(out, FUNCTION: tl.constexpr, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr, C: tl.constexpr):
     o = tl.arange(0, C)
-    tl.store(out + o, FUNCTION(o, SIZE, UPPER_ZERO, LOWER_ZERO))
+    tl.store(out + o, FUNCTION(o, level, UPPER_ZERO, LOWER_ZERO))
 
 
 @triton.jit
-def _pairs(out, FUNCTION: tl.constexpr, C: tl.constexpr):
+def _pairs(out, FUNCTION: tl.constexpr, level, C: tl.constexpr):
     o = tl.arange(0, C)
-    tl.store(out + o[:, None] * C + o[None, :], FUNCTION(o[:, None], o[None, :]).to(tl.int32))
+    tl.store(out + o[:, None] * C + o[None, :], FUNCTION(o[:, None], o[None, :], level).to(tl.int32))
+
+
+@triton.jit
+def _middles(out, FUNCTION: tl.constexpr, level, C: tl.constexpr):
+    o = tl.arange(0, C)
+    tl.store(out + o, FUNCTION(o, level))
+
+
+@triton.jit
+def _levels(out, FUNCTION: tl.constexpr, C: tl.constexpr):
+    count = 0
+    for _ in tl.range(0, FUNCTION(C), num_stages=1):
+        count += 1
+    tl.store(out, count)
 
 
 @triton.jit
@@ -118,10 +132,22 @@ def elementwise(name: str, x: list[float], y: list[float] | None = None, constan
     return out
 
 
-def pairs(name: str, C: int) -> Tensor:
+def pairs(C: int, level: int) -> Tensor:
     out = torch.empty(C, C, dtype=torch.int32)
-    _pairs[(1,)](out, getattr(primitives, name), C)
+    _pairs[(1,)](out, primitives.across_middle, level, C)
     return out
+
+
+def middles(C: int, level: int) -> Tensor:
+    out = torch.empty(C, dtype=torch.int32)
+    _middles[(1,)](out, primitives.middle_of_block, level, C)
+    return out
+
+
+def levels(C: int) -> int:
+    out = torch.empty(1, dtype=torch.int32)
+    _levels[(1,)](out, primitives.levels, C)
+    return int(out)
 
 
 def tokens(x: Tensor, steps: tuple[int, int, int], at: tuple[int, int, int], T: int, C: int, BD: int) -> Tensor:
@@ -149,9 +175,9 @@ def steep(rows: Tensor, left: int, span: float) -> bool:
     return bool(out)
 
 
-def sides(C: int, size: int, upper_zero: bool, lower_zero: bool) -> Tensor:
+def sides(C: int, level: int, upper_zero: bool, lower_zero: bool) -> Tensor:
     out = torch.empty(C)
-    _sides[(1,)](out, primitives.side_of_middle, size, upper_zero, lower_zero, C)
+    _sides[(1,)](out, primitives.side_of_middle, level, upper_zero, lower_zero, C)
     return out
 
 
@@ -229,23 +255,33 @@ def test_parts_of_a_log_decay(interpret: Interpret) -> None:
     assert interpret(elementwise, "log_decay_floor", g).tolist() == pytest.approx([-87.0] * 5 + [-5.0, -1e-3, 0.0])
 
 
-@pytest.mark.parametrize("size", (1, 2, 8, 32))
+@pytest.mark.parametrize("level", (0, 1, 3, 5))
 @pytest.mark.parametrize("upper_zero", (False, True))
 @pytest.mark.parametrize("lower_zero", (False, True))
-def test_sides_of_the_middle(interpret: Interpret, size: int, upper_zero: bool, lower_zero: bool) -> None:
+def test_sides_of_the_middle(interpret: Interpret, level: int, upper_zero: bool, lower_zero: bool) -> None:
+    size = 1 << level
     block = np.repeat([-1.0, 1.0], size)
     block[size] *= not upper_zero
     block[size - 1] *= not lower_zero
-    assert np.array_equal(interpret(sides, 64, size, upper_zero, lower_zero).numpy(), np.tile(block, 32 // size))
+    assert np.array_equal(interpret(sides, 64, level, upper_zero, lower_zero).numpy(), np.tile(block, 32 // size))
 
 
-def test_the_levels_tile_the_lower_triangle(interpret: Interpret) -> None:
-    """Each t > s belongs to the one level at which the middle of a block lies between them."""
-    t, s = np.arange(64)[:, None], np.arange(64)[None, :]
-    across = [size * ((t // (2 * size) == s // (2 * size)) & (t // size > s // size)) for size in (1, 2, 4, 8, 16, 32)]
-    found = interpret(pairs, "level_of", 64).numpy()
-    assert np.array_equal(found, sum(across))
-    assert np.array_equal(found > 0, t > s)
+@pytest.mark.parametrize("C", (16, 32, 64))
+def test_the_levels_tile_the_lower_triangle(interpret: Interpret, C: int) -> None:
+    """Each t > s stands across the middle of one block of one level."""
+    t, s = np.arange(C)[:, None], np.arange(C)[None, :]
+    found = [interpret(pairs, C, level).numpy() for level in range(C.bit_length() - 1)]
+    for level, across in enumerate(found):
+        size = 1 << level
+        assert np.array_equal(across, (t // (2 * size) == s // (2 * size)) & (t // size > s // size))
+    assert np.array_equal(sum(found), t > s)
+    assert interpret(levels, C) == len(found)
+
+
+@pytest.mark.parametrize("level", (0, 1, 3, 5))
+def test_the_middle_of_a_block(interpret: Interpret, level: int) -> None:
+    t, size = np.arange(64), 1 << level
+    assert np.array_equal(interpret(middles, 64, level).numpy(), t // (2 * size) * (2 * size) + size - 1)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16))

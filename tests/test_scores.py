@@ -9,8 +9,9 @@ import pytest
 
 from recgen.graph import Graph
 from recgen.meaning import evaluate
-from recgen.ops import Dot, Mask, Node, Pull, Score, topological
-from recgen.scores import Expansion, Falls, expand, falls
+from recgen.ops import Dot, Levels, Node, Pull, Score, levelled, topological
+from recgen.schedule import Falls
+from recgen.scores import Expansion, expand, kinds
 from tests.conftest import ZOO
 from tests.stages import Array, plan, tile_graph
 
@@ -95,12 +96,15 @@ def test_a_parameter_reads_in_every_row() -> None:
             np.testing.assert_allclose(found[made[node.index].index], found[node.index], rtol=1e-9, atol=1e-9)
 
 
-def test_one_product_or_one_for_each_half_of_halves() -> None:
+def test_one_product_for_the_chunk_or_one_for_all_its_levels() -> None:
     graph = Graph()
     made = score(graph, False, False)
-    counts = {k: [n.op for n in topological([Expansion(graph, k).expand([made], lambda n: False)[made.index]])] for k in KINDS}
-    assert [sum(isinstance(op, Dot) for op in counts[k]) for k in KINDS] == [1, 6]
-    assert {op.size for op in counts["steep"] if isinstance(op, Mask)} == {32, 16, 8, 4, 2, 1}
+    nodes = {k: topological([Expansion(graph, k).expand([made], lambda n: False)[made.index]]) for k in KINDS}
+    for kind, found in nodes.items():
+        (product,) = [n for n in found if isinstance(n.op, Dot)]
+        assert sum(isinstance(n.op, Levels) for n in found) == (kind == "steep")
+        assert (product.index in levelled(found)) == (kind == "steep")
+        assert found[-1].index not in levelled(found)
 
 
 def test_what_both_sides_are_given_is_rounded_alike() -> None:
@@ -123,11 +127,11 @@ def test_kernels_of_two_kinds(name: str) -> None:
     """A gate per channel makes two kernels of each that has scores; no scan is one of them, and nothing of the rest is done twice."""
     schedule, graph = plan(name), tile_graph(name).graph
     kernels = [*schedule.forward, *schedule.backward]
-    two = [k.name for k in kernels if len(falls(k)) == 2]
+    two = [k.name for k in kernels if len(kinds(k)) == 2]
     assert two == (["prepare", "gradient"] if name in PER_CHANNEL else [])
     for kernel in kernels:
-        for kind in falls(kernel):
-            made = expand(kernel, graph, kind)
+        for each in kinds(kernel):
+            made = expand(each, graph)
             assert [b.name for b in made.stores] == [b.name for b in kernel.stores]
             assert made.loads == kernel.loads
             assert not [n for n in made.computed() if isinstance(n.op, Score | Pull)]

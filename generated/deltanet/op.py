@@ -43,11 +43,11 @@ ARGUMENTS = (
     Argument("beta", "t", False),
 )
 FACTS = {
-    "prepare": Facts("parallel", 1, 0, 0, 0, 1, False, False, True),
-    "scan": Facts("forward", 2, 1, 1, 0, 6, False, False, False),
-    "states": Facts("forward", 1, 1, 1, 0, 3, False, True, False),
-    "reverse": Facts("backward", 2, 1, 1, 0, 6, False, True, False),
-    "gradient": Facts("parallel", 2, 3, 0, 2, 9, False, False, False),
+    "prepare": Facts("parallel", 1, 0, 0, 0, 1, False, False, False, True),
+    "scan": Facts("forward", 2, 1, 1, 0, 6, False, False, False, False),
+    "states": Facts("forward", 1, 1, 1, 0, 3, False, False, True, False),
+    "reverse": Facts("backward", 2, 1, 1, 0, 6, False, False, True, False),
+    "gradient": Facts("parallel", 2, 3, 0, 2, 9, False, False, False, False),
 }
 
 

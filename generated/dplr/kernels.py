@@ -27,13 +27,25 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def level_of(t, s):
-    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
-    apart = tl.where(t > s, t ^ s, 0)
-    level = tl.where(apart >= 1, 1, 0)
-    for power in tl.static_range(1, 7):
-        level = tl.where(apart >= 2**power, 2**power, level)
-    return level
+def levels(C: tl.constexpr):
+    """How many levels a chunk has: its blocks of 2, 4, 8, ... rows, up to C."""
+    count = 0
+    for power in tl.static_range(1, 10):
+        if 2**power <= C:
+            count = power
+    return count
+
+
+@triton.jit
+def across_middle(t, s, level):
+    """Whether t stands in the upper and s in the lower half of one block of 2^(level + 1) rows."""
+    return (t > s) & ((t ^ s) >> level == 1)
+
+
+@triton.jit
+def middle_of_block(t, level):
+    """The last row of the lower half of the block of 2^(level + 1) rows that t stands in."""
+    return (t | ((2 << level) - 1)) - (1 << level)
 
 
 @triton.jit
@@ -103,15 +115,15 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
-    place = t % (2 * SIZE)
-    side = tl.where(place >= SIZE, 1.0, -1.0)
+    above = t - middle_of_block(t, level)
+    side = tl.where(above > 0, 1.0, -1.0)
     if UPPER_ZERO:
-        side = tl.where(place == SIZE, 0.0, side)
+        side = tl.where(above == 1, 0.0, side)
     if LOWER_ZERO:
-        side = tl.where(place == SIZE - 1, 0.0, side)
+        side = tl.where(above == 0, 0.0, side)
     return side
 
 
@@ -310,7 +322,25 @@ def chunk_prepare_kernel(
         inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "a_step_b",
+        "a_step_t",
+        "a_step_h",
+        "b_step_b",
+        "b_step_t",
+        "b_step_h",
+        "g_step_b",
+        "g_step_t",
+        "g_step_h",
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "q_step_b",
+        "q_step_t",
+        "q_step_h",
+    ]
+)
 def chunk_prepare_steep_kernel(
     a,
     g,
@@ -327,7 +357,21 @@ def chunk_prepare_steep_kernel(
     decay_all,
     w1_out,
     w2_out,
-    G_rows,
+    a_step_b,
+    a_step_t,
+    a_step_h,
+    b_step_b,
+    b_step_t,
+    b_step_h,
+    g_step_b,
+    g_step_t,
+    g_step_h,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    q_step_b,
+    q_step_t,
+    q_step_h,
     T,
     N,
     H: tl.constexpr,
@@ -338,7 +382,6 @@ def chunk_prepare_steep_kernel(
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -348,45 +391,39 @@ def chunk_prepare_steep_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x2 = side_of_middle(o_t, 32, True, False)  # [C]
-        b_x9 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x16 = side_of_middle(o_t, 16, True, False)  # [C]
-        b_x23 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x30 = side_of_middle(o_t, 8, True, False)  # [C]
-        b_x37 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x44 = side_of_middle(o_t, 4, True, False)  # [C]
-        b_x51 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x58 = side_of_middle(o_t, 2, True, False)  # [C]
-        b_x65 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x72 = side_of_middle(o_t, 1, True, False)  # [C]
-        b_x79 = side_of_middle(o_t, 1, False, True)  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_score_a1_w2 = tl.zeros((C, C), tl.float32)
         b_score_a1_w1 = tl.zeros((C, C), tl.float32)
+        b_x20 = tl.zeros((C, C), tl.float32)
         b_sum_x = tl.zeros((C,), tl.float32)
-        b_x107 = tl.zeros((C, C), tl.float32)
+        b_x25 = tl.zeros((C, C), tl.float32)
         b_sum_x2 = tl.zeros((C,), tl.float32)
-        b_x122 = tl.zeros((C, C), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_a = load_tokens(
+                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
             b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_g = load_tokens(
+                g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
             b_G_before = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, True)  # [C, BK] dplr.rec:14
             a1_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_a2 * tl.exp(b_G_before)).to(a1_in.dtype).reshape(1, C, BK)
             )  # [C, BK] dplr.rec:14
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_k = load_tokens(
+                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
             b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
             b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_b = b.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_b = load_tokens(
+                b, b_step_b, b_step_t, b_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
             b_b2 = b_b.to(tl.float32)  # [C, BK]
-            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
+            b_q = load_tokens(
+                q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:15
             b_q2 = b_q.to(tl.float32)  # [C, BK]
             q_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
@@ -394,7 +431,7 @@ def chunk_prepare_steep_kernel(
             b_sum_x += tl.sum((b_b2 * b_q2), 1)  # [C] dplr.rec:15
             b_sum_x2 += tl.sum((b_k2 * b_q2), 1)  # [C] dplr.rec:15
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] dplr.rec:14
             store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:14
             b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
@@ -405,150 +442,44 @@ def chunk_prepare_steep_kernel(
             w2_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
             )  # [C, BK] dplr.rec:14
-            b_x3 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_x8 = (b_a2 * tl.exp(tl.minimum((b_x2[:, None] * (b_G_before - b_x3)), 0.0))).to(ED)  # [C, BK]
-            b_write_32 = tl.exp(tl.minimum((b_x9[:, None] * (b_G2 - b_x3)), 0.0))  # [C, BK]
-            b_x15 = tl.trans((b_k2 * b_write_32).to(ED))  # [BK, C]
-            b_score_a1_w2 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x8, b_x15, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x88 = tl.trans((b_b2 * b_write_32).to(ED))  # [BK, C]
-            b_score_a1_w1 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x8, b_x88, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x109 = (b_q2 * b_write_32).to(ED)  # [C, BK]
-            b_x107 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x109, b_x88, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x122 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x109, b_x15, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x17 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_x22 = (b_a2 * tl.exp(tl.minimum((b_x16[:, None] * (b_G_before - b_x17)), 0.0))).to(ED)  # [C, BK]
-            b_write_16 = tl.exp(tl.minimum((b_x23[:, None] * (b_G2 - b_x17)), 0.0))  # [C, BK]
-            b_x29 = tl.trans((b_k2 * b_write_16).to(ED))  # [BK, C]
-            b_score_a1_w2 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x22, b_x29, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x91 = tl.trans((b_b2 * b_write_16).to(ED))  # [BK, C]
-            b_score_a1_w1 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x22, b_x91, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x111 = (b_q2 * b_write_16).to(ED)  # [C, BK]
-            b_x107 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x111, b_x91, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x122 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x111, b_x29, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x31 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_x36 = (b_a2 * tl.exp(tl.minimum((b_x30[:, None] * (b_G_before - b_x31)), 0.0))).to(ED)  # [C, BK]
-            b_write_8 = tl.exp(tl.minimum((b_x37[:, None] * (b_G2 - b_x31)), 0.0))  # [C, BK]
-            b_x43 = tl.trans((b_k2 * b_write_8).to(ED))  # [BK, C]
-            b_score_a1_w2 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x36, b_x43, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x94 = tl.trans((b_b2 * b_write_8).to(ED))  # [BK, C]
-            b_score_a1_w1 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x36, b_x94, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x113 = (b_q2 * b_write_8).to(ED)  # [C, BK]
-            b_x107 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x113, b_x94, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x122 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x113, b_x43, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x45 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_x50 = (b_a2 * tl.exp(tl.minimum((b_x44[:, None] * (b_G_before - b_x45)), 0.0))).to(ED)  # [C, BK]
-            b_write_4 = tl.exp(tl.minimum((b_x51[:, None] * (b_G2 - b_x45)), 0.0))  # [C, BK]
-            b_x57 = tl.trans((b_k2 * b_write_4).to(ED))  # [BK, C]
-            b_score_a1_w2 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x50, b_x57, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x97 = tl.trans((b_b2 * b_write_4).to(ED))  # [BK, C]
-            b_score_a1_w1 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x50, b_x97, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x115 = (b_q2 * b_write_4).to(ED)  # [C, BK]
-            b_x107 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x115, b_x97, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x122 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x115, b_x57, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x59 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_x64 = (b_a2 * tl.exp(tl.minimum((b_x58[:, None] * (b_G_before - b_x59)), 0.0))).to(ED)  # [C, BK]
-            b_write_2 = tl.exp(tl.minimum((b_x65[:, None] * (b_G2 - b_x59)), 0.0))  # [C, BK]
-            b_x71 = tl.trans((b_k2 * b_write_2).to(ED))  # [BK, C]
-            b_score_a1_w2 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x64, b_x71, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x100 = tl.trans((b_b2 * b_write_2).to(ED))  # [BK, C]
-            b_score_a1_w1 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x64, b_x100, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x117 = (b_q2 * b_write_2).to(ED)  # [C, BK]
-            b_x107 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x117, b_x100, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x122 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x117, b_x71, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x73 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_x78 = (b_a2 * tl.exp(tl.minimum((b_x72[:, None] * (b_G_before - b_x73)), 0.0))).to(ED)  # [C, BK]
-            b_write_1 = tl.exp(tl.minimum((b_x79[:, None] * (b_G2 - b_x73)), 0.0))  # [C, BK]
-            b_x85 = tl.trans((b_k2 * b_write_1).to(ED))  # [BK, C]
-            b_score_a1_w2 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x78, b_x85, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x103 = tl.trans((b_b2 * b_write_1).to(ED))  # [BK, C]
-            b_score_a1_w1 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x78, b_x103, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:14
-            b_x119 = (b_q2 * b_write_1).to(ED)  # [C, BK]
-            b_x107 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x119, b_x103, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
-            b_x122 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x119, b_x85, input_precision=PRECISION), 0.0
-            )  # [C, C] dplr.rec:15
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
+                b_x8 = (
+                    b_a2
+                    * tl.exp(tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x3)), 0.0))
+                ).to(ED)  # [C, BK]
+                b_decay_write = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
+                )  # [C, BK]
+                b_x15 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
+                b_score_a1_w2 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x8, b_x15, input_precision=PRECISION), 0.0
+                )  # [C, C] dplr.rec:14
+                b_x18 = tl.trans((b_b2 * b_decay_write).to(ED))  # [BK, C]
+                b_score_a1_w1 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x8, b_x18, input_precision=PRECISION), 0.0
+                )  # [C, C] dplr.rec:14
+                b_x22 = (b_q2 * b_decay_write).to(ED)  # [C, BK]
+                b_x20 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x22, b_x18, input_precision=PRECISION), 0.0
+                )  # [C, C] dplr.rec:15
+                b_x25 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x22, b_x15, input_precision=PRECISION), 0.0
+                )  # [C, C] dplr.rec:15
         score_a1_w2.store(
             [i_bh, i_t * C, 0], b_score_a1_w2.to(score_a1_w2.dtype).reshape(1, C, C)
         )  # [C, C] dplr.rec:14
         score_q_w1.store(
             [i_bh, i_t * C, 0],
-            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x107)
+            (b_x20 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
             .to(score_q_w1.dtype)
             .reshape(1, C, C),
         )  # [C, C] dplr.rec:15
         score_q_w2.store(
             [i_bh, i_t * C, 0],
-            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x122)
+            (b_x25 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0))
             .to(score_q_w2.dtype)
             .reshape(1, C, C),
         )  # [C, C] dplr.rec:15
@@ -1160,7 +1091,25 @@ def chunk_gradient_kernel(
             )  # [C, BK] dplr.rec:14
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "a_step_b",
+        "a_step_t",
+        "a_step_h",
+        "b_step_b",
+        "b_step_t",
+        "b_step_h",
+        "g_step_b",
+        "g_step_t",
+        "g_step_h",
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "q_step_b",
+        "q_step_t",
+        "q_step_h",
+    ]
+)
 def chunk_gradient_steep_kernel(
     a,
     g,
@@ -1184,7 +1133,21 @@ def chunk_gradient_steep_kernel(
     da,
     db,
     dg,
-    G_rows,
+    a_step_b,
+    a_step_t,
+    a_step_h,
+    b_step_b,
+    b_step_t,
+    b_step_h,
+    g_step_b,
+    g_step_t,
+    g_step_h,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    q_step_b,
+    q_step_t,
+    q_step_h,
     scale,
     T,
     N,
@@ -1196,7 +1159,6 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -1207,369 +1169,143 @@ def chunk_gradient_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x3 = scale * b_x2  # [C]
-        b_x5 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x6 = scale * b_x5  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
         b_doU1 = load_rows(do_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
+        b_x17 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
+        b_x18 = scale * b_x17  # [C]
+        b_x20 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
+        b_x21 = scale * b_x20  # [C]
         b_dscore_a1_w2 = load_rows(dscore_a1_w2, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
         b_dYU1 = load_rows(dY_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
-        b_x310 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU1, 0.0)  # [C, C]
-        b_x334 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dscore_a1_w2, 0.0)  # [C, C]
-        b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x104 = side_of_middle(o_t, 32, True, False)  # [C]
-        b_x19 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x114 = side_of_middle(o_t, 16, True, False)  # [C]
-        b_x29 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x123 = side_of_middle(o_t, 8, True, False)  # [C]
-        b_x39 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x132 = side_of_middle(o_t, 4, True, False)  # [C]
-        b_x49 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x141 = side_of_middle(o_t, 2, True, False)  # [C]
-        b_x59 = side_of_middle(o_t, 1, False, True)  # [C]
-        b_x180 = side_of_middle(o_t, 1, True, False)  # [C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_x71 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU1, 0.0)  # [C, C]
+        b_x76 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dscore_a1_w2, 0.0)  # [C, C]
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_b = b.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_b2 = b_b.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
             b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_k = load_tokens(
+                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_b = load_tokens(
+                b, b_step_b, b_step_t, b_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
+            b_b2 = b_b.to(tl.float32)  # [C, BK]
+            b_q = load_tokens(
+                q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:15
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_a = load_tokens(
+                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
+            b_a2 = b_a.to(tl.float32)  # [C, BK]
+            b_g = load_tokens(
+                g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] dplr.rec:14
+            b_g2 = b_g.to(tl.float32)  # [C, BK]
+            b_G_before = chunk_sum(log_decay_floor(b_g2), False, True)  # [C, BK] dplr.rec:14
+            b_x = tl.zeros((C, BK), tl.float32)
+            b_x25 = tl.zeros((C, BK), tl.float32)
+            b_x43 = tl.zeros((C, BK), tl.float32)
+            b_x49 = tl.zeros((C, BK), tl.float32)
+            b_x60 = tl.zeros((C, BK), tl.float32)
+            b_x85 = tl.zeros((C, BK), tl.float32)
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
+                b_decay_write = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                )  # [C, BK]
+                b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
+                b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+                b_x63 = b_x10.to(tl.float32)  # [C, BK]
+                b_xx = tl.dot(b_x8, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                b_x12 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_doU1, 0.0)  # [C, C]
+                b_x14 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
+                b_x68 = b_x14.to(tl.float32)  # [C, BK]
+                b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                b_x += (scale * (b_decay_write * b_xx)) + (scale * (b_decay_write * b_xx2))  # [C, BK] dplr.rec:14
+                b_x28 = (b_q2 * b_decay_write).to(ED)  # [C, BK]
+                b_x61 = b_x28.to(tl.float32)  # [C, BK]
+                b_xx3 = tl.dot(tl.trans(b_x8), b_x28, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                b_x65 = (scale * (b_x61 * b_xx)) - (scale * (b_x63 * b_xx3))  # [C, BK] dplr.rec:14
+                b_x67 = b_x65 + (scale * (b_x61 * b_xx2))  # [C, BK] dplr.rec:14
+                b_x30 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_a1_w2, 0.0)  # [C, C]
+                b_decay_read = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0)
+                )  # [C, BK]
+                b_x38 = (b_a2 * b_decay_read).to(ED)  # [C, BK]
+                b_x86 = b_x38.to(tl.float32)  # [C, BK]
+                b_xx4 = tl.dot(tl.trans(b_x30), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_x25 += (scale * (b_decay_write * b_xx3)) + (b_decay_write * b_xx4)  # [C, BK] dplr.rec:14
+                b_x44 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU1, 0.0)  # [C, C]
+                b_xx5 = tl.dot(b_x44, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_xx6 = tl.dot(b_x30, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_x43 += (b_decay_read * b_xx5) + (b_decay_read * b_xx6)  # [C, BK] dplr.rec:14
+                b_xx7 = tl.dot(tl.trans(b_x12), b_x28, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                b_x70 = b_x67 - (scale * (b_x68 * b_xx7))  # [C, BK] dplr.rec:14
+                b_xx8 = tl.dot(tl.trans(b_x44), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_x49 += (scale * (b_decay_write * b_xx7)) + (b_decay_write * b_xx8)  # [C, BK] dplr.rec:14
+                b_x72 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x71, 0.0)  # [C, C]
+                b_xx9 = tl.dot(tl.trans(b_x72), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_x75 = b_x70 - (b_x68 * b_xx9)  # [C, BK] dplr.rec:14
+                b_x77 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x76, 0.0)  # [C, C]
+                b_xx10 = tl.dot(tl.trans(b_x77), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_x60 += b_x75 - (b_x63 * b_xx10)  # [C, BK] dplr.rec:14
+                b_xx11 = tl.dot(b_x72, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_xx12 = tl.dot(b_x77, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                b_x85 += (b_x86 * b_xx11) + (b_x86 * b_xx12)  # [C, BK] dplr.rec:14
             b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
-            b_x8 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:15
+            b_x23 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_x + (b_x18[:, None] * b_k2)) + (b_x21[:, None] * b_b2)) + (b_decay_in * b_x23))
+                .to(dq.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] dplr.rec:14
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] dplr.rec:14
             b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
+            b_dw2_out = load_rows(dw2_out, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
             b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:15
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_g2 = b_g.to(tl.float32)  # [C, BK]
-            b_G_before = chunk_sum(log_decay_floor(b_g2), False, True)  # [C, BK] dplr.rec:14
-            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
-            b_da1_in = da1_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
-            b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] dplr.rec:14
-            b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] dplr.rec:15
-            b_x11 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_write_32 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x11)), 0.0))  # [C, BK]
-            b_x15 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
-            b_x17 = (b_k2 * b_write_32).to(ED)  # [C, BK]
-            b_x262 = b_x17.to(tl.float32)  # [C, BK]
-            b_xx = tl.dot(b_x15, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x70 = tl.where(b_level == 32 + i_z, b_doU1, 0.0)  # [C, C]
-            b_x72 = (b_b2 * b_write_32).to(ED)  # [C, BK]
-            b_x292 = b_x72.to(tl.float32)  # [C, BK]
-            b_xx7 = tl.dot(b_x70, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x102 = tl.where(b_level == 32 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
-            b_read_32 = tl.exp(tl.minimum((b_x104[:, None] * (b_G_before - b_x11)), 0.0))  # [C, BK]
-            b_x110 = (b_a2 * b_read_32).to(ED)  # [C, BK]
-            b_x360 = b_x110.to(tl.float32)  # [C, BK]
-            b_xx13 = tl.dot(tl.trans(b_x102), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dk2 = ((b_decay_out * b_dw2_out2) + (b_x3[:, None] * b_q2)) + (b_write_32 * b_xx13)  # [C, BK] dplr.rec:14
-            b_x150 = (b_q2 * b_write_32).to(ED)  # [C, BK]
-            b_x244 = b_x150.to(tl.float32)  # [C, BK]
-            b_xx18 = tl.dot(tl.trans(b_x15), b_x150, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x188 = tl.where(b_level == 32 + i_z, b_dYU1, 0.0)  # [C, C]
-            b_xx25 = tl.dot(b_x188, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da = (b_decay_in2 * b_da1_in2) + (b_read_32 * b_xx25)  # [C, BK] dplr.rec:14
-            b_xx26 = tl.dot(b_x102, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da2 = b_da + (b_read_32 * b_xx26)  # [C, BK] dplr.rec:14
-            b_xx37 = tl.dot(tl.trans(b_x188), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_db2 = ((b_decay_out * b_dw1_out2) + (b_x6[:, None] * b_q2)) + (b_write_32 * b_xx37)  # [C, BK] dplr.rec:14
-            b_xx42 = tl.dot(tl.trans(b_x70), b_x150, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x311 = tl.where(b_level == 32 + i_z, b_x310, 0.0)  # [C, C]
-            b_xx49 = tl.dot(tl.trans(b_x311), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x335 = tl.where(b_level == 32 + i_z, b_x334, 0.0)  # [C, C]
-            b_xx55 = tl.dot(tl.trans(b_x335), b_x110, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_xx61 = tl.dot(b_x311, b_x72, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before = (b_decay_in2 * b_a2 * b_da1_in2) + (b_x360 * b_xx61)  # [C, BK] dplr.rec:14
-            b_xx62 = tl.dot(b_x335, b_x17, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before2 = b_dG_before + (b_x360 * b_xx62)  # [C, BK] dplr.rec:14
-            b_x20 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_write_16 = tl.exp(tl.minimum((b_x19[:, None] * (b_G2 - b_x20)), 0.0))  # [C, BK]
-            b_x24 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-            b_x26 = (b_k2 * b_write_16).to(ED)  # [C, BK]
-            b_x264 = b_x26.to(tl.float32)  # [C, BK]
-            b_xx2 = tl.dot(b_x24, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x28 = (b_write_32 * b_xx) + (b_write_16 * b_xx2)  # [C, BK] dplr.rec:15
-            b_x74 = tl.where(b_level == 16 + i_z, b_doU1, 0.0)  # [C, C]
-            b_x76 = (b_b2 * b_write_16).to(ED)  # [C, BK]
-            b_x294 = b_x76.to(tl.float32)  # [C, BK]
-            b_xx8 = tl.dot(b_x74, b_x76, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x78 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] dplr.rec:15
-            b_x112 = tl.where(b_level == 16 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
-            b_read_16 = tl.exp(tl.minimum((b_x114[:, None] * (b_G_before - b_x20)), 0.0))  # [C, BK]
-            b_x119 = (b_a2 * b_read_16).to(ED)  # [C, BK]
-            b_x363 = b_x119.to(tl.float32)  # [C, BK]
-            b_xx14 = tl.dot(tl.trans(b_x112), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dk3 = b_dk2 + (b_write_16 * b_xx14)  # [C, BK] dplr.rec:14
-            b_x154 = (b_q2 * b_write_16).to(ED)  # [C, BK]
-            b_x246 = b_x154.to(tl.float32)  # [C, BK]
-            b_x248 = (b_x244 * b_xx) + (b_x246 * b_xx2)  # [C, BK] dplr.rec:15
-            b_x282 = (b_x244 * b_xx7) + (b_x246 * b_xx8)  # [C, BK] dplr.rec:15
-            b_xx19 = tl.dot(tl.trans(b_x24), b_x154, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x156 = (b_write_32 * b_xx18) + (b_write_16 * b_xx19)  # [C, BK] dplr.rec:15
-            b_x266 = (b_x262 * b_xx18) + (b_x264 * b_xx19)  # [C, BK] dplr.rec:15
-            b_x191 = tl.where(b_level == 16 + i_z, b_dYU1, 0.0)  # [C, C]
-            b_xx27 = tl.dot(b_x191, b_x76, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da3 = b_da2 + (b_read_16 * b_xx27)  # [C, BK] dplr.rec:14
-            b_xx28 = tl.dot(b_x112, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da4 = b_da3 + (b_read_16 * b_xx28)  # [C, BK] dplr.rec:14
-            b_xx38 = tl.dot(tl.trans(b_x191), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_db3 = b_db2 + (b_write_16 * b_xx38)  # [C, BK] dplr.rec:14
-            b_xx43 = tl.dot(tl.trans(b_x74), b_x154, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x222 = (b_write_32 * b_xx42) + (b_write_16 * b_xx43)  # [C, BK] dplr.rec:15
-            b_x296 = (b_x292 * b_xx42) + (b_x294 * b_xx43)  # [C, BK] dplr.rec:15
-            b_x314 = tl.where(b_level == 16 + i_z, b_x310, 0.0)  # [C, C]
-            b_xx50 = tl.dot(tl.trans(b_x314), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x317 = (b_x292 * b_xx49) + (b_x294 * b_xx50)  # [C, BK] dplr.rec:14
-            b_x338 = tl.where(b_level == 16 + i_z, b_x334, 0.0)  # [C, C]
-            b_xx56 = tl.dot(tl.trans(b_x338), b_x119, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x341 = (b_x262 * b_xx55) + (b_x264 * b_xx56)  # [C, BK] dplr.rec:14
-            b_xx63 = tl.dot(b_x314, b_x76, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before3 = b_dG_before2 + (b_x363 * b_xx63)  # [C, BK] dplr.rec:14
-            b_xx64 = tl.dot(b_x338, b_x26, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before4 = b_dG_before3 + (b_x363 * b_xx64)  # [C, BK] dplr.rec:14
-            b_x30 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_write_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
-            b_x34 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-            b_x36 = (b_k2 * b_write_8).to(ED)  # [C, BK]
-            b_x267 = b_x36.to(tl.float32)  # [C, BK]
-            b_xx3 = tl.dot(b_x34, b_x36, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x38 = b_x28 + (b_write_8 * b_xx3)  # [C, BK] dplr.rec:15
-            b_x79 = tl.where(b_level == 8 + i_z, b_doU1, 0.0)  # [C, C]
-            b_x81 = (b_b2 * b_write_8).to(ED)  # [C, BK]
-            b_x297 = b_x81.to(tl.float32)  # [C, BK]
-            b_xx9 = tl.dot(b_x79, b_x81, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x83 = b_x78 + (b_write_8 * b_xx9)  # [C, BK] dplr.rec:15
-            b_x121 = tl.where(b_level == 8 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
-            b_read_8 = tl.exp(tl.minimum((b_x123[:, None] * (b_G_before - b_x30)), 0.0))  # [C, BK]
-            b_x128 = (b_a2 * b_read_8).to(ED)  # [C, BK]
-            b_x366 = b_x128.to(tl.float32)  # [C, BK]
-            b_xx15 = tl.dot(tl.trans(b_x121), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dk4 = b_dk3 + (b_write_8 * b_xx15)  # [C, BK] dplr.rec:14
-            b_x159 = (b_q2 * b_write_8).to(ED)  # [C, BK]
-            b_x249 = b_x159.to(tl.float32)  # [C, BK]
-            b_x251 = b_x248 + (b_x249 * b_xx3)  # [C, BK] dplr.rec:15
-            b_x284 = b_x282 + (b_x249 * b_xx9)  # [C, BK] dplr.rec:15
-            b_xx20 = tl.dot(tl.trans(b_x34), b_x159, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x161 = b_x156 + (b_write_8 * b_xx20)  # [C, BK] dplr.rec:15
-            b_x269 = b_x266 + (b_x267 * b_xx20)  # [C, BK] dplr.rec:15
-            b_x194 = tl.where(b_level == 8 + i_z, b_dYU1, 0.0)  # [C, C]
-            b_xx29 = tl.dot(b_x194, b_x81, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da5 = b_da4 + (b_read_8 * b_xx29)  # [C, BK] dplr.rec:14
-            b_xx30 = tl.dot(b_x121, b_x36, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da6 = b_da5 + (b_read_8 * b_xx30)  # [C, BK] dplr.rec:14
-            b_xx39 = tl.dot(tl.trans(b_x194), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_db4 = b_db3 + (b_write_8 * b_xx39)  # [C, BK] dplr.rec:14
-            b_xx44 = tl.dot(tl.trans(b_x79), b_x159, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x225 = b_x222 + (b_write_8 * b_xx44)  # [C, BK] dplr.rec:15
-            b_x299 = b_x296 + (b_x297 * b_xx44)  # [C, BK] dplr.rec:15
-            b_x318 = tl.where(b_level == 8 + i_z, b_x310, 0.0)  # [C, C]
-            b_xx51 = tl.dot(tl.trans(b_x318), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x321 = b_x317 + (b_x297 * b_xx51)  # [C, BK] dplr.rec:14
-            b_x342 = tl.where(b_level == 8 + i_z, b_x334, 0.0)  # [C, C]
-            b_xx57 = tl.dot(tl.trans(b_x342), b_x128, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x345 = b_x341 + (b_x267 * b_xx57)  # [C, BK] dplr.rec:14
-            b_xx65 = tl.dot(b_x318, b_x81, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before5 = b_dG_before4 + (b_x366 * b_xx65)  # [C, BK] dplr.rec:14
-            b_xx66 = tl.dot(b_x342, b_x36, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before6 = b_dG_before5 + (b_x366 * b_xx66)  # [C, BK] dplr.rec:14
-            b_x40 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_write_4 = tl.exp(tl.minimum((b_x39[:, None] * (b_G2 - b_x40)), 0.0))  # [C, BK]
-            b_x44 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-            b_x46 = (b_k2 * b_write_4).to(ED)  # [C, BK]
-            b_x270 = b_x46.to(tl.float32)  # [C, BK]
-            b_xx4 = tl.dot(b_x44, b_x46, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x48 = b_x38 + (b_write_4 * b_xx4)  # [C, BK] dplr.rec:15
-            b_x84 = tl.where(b_level == 4 + i_z, b_doU1, 0.0)  # [C, C]
-            b_x86 = (b_b2 * b_write_4).to(ED)  # [C, BK]
-            b_x300 = b_x86.to(tl.float32)  # [C, BK]
-            b_xx10 = tl.dot(b_x84, b_x86, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x88 = b_x83 + (b_write_4 * b_xx10)  # [C, BK] dplr.rec:15
-            b_x130 = tl.where(b_level == 4 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
-            b_read_4 = tl.exp(tl.minimum((b_x132[:, None] * (b_G_before - b_x40)), 0.0))  # [C, BK]
-            b_x137 = (b_a2 * b_read_4).to(ED)  # [C, BK]
-            b_x369 = b_x137.to(tl.float32)  # [C, BK]
-            b_xx16 = tl.dot(tl.trans(b_x130), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dk5 = b_dk4 + (b_write_4 * b_xx16)  # [C, BK] dplr.rec:14
-            b_x164 = (b_q2 * b_write_4).to(ED)  # [C, BK]
-            b_x252 = b_x164.to(tl.float32)  # [C, BK]
-            b_x254 = b_x251 + (b_x252 * b_xx4)  # [C, BK] dplr.rec:15
-            b_x286 = b_x284 + (b_x252 * b_xx10)  # [C, BK] dplr.rec:15
-            b_xx21 = tl.dot(tl.trans(b_x44), b_x164, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x166 = b_x161 + (b_write_4 * b_xx21)  # [C, BK] dplr.rec:15
-            b_x272 = b_x269 + (b_x270 * b_xx21)  # [C, BK] dplr.rec:15
-            b_x197 = tl.where(b_level == 4 + i_z, b_dYU1, 0.0)  # [C, C]
-            b_xx31 = tl.dot(b_x197, b_x86, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da7 = b_da6 + (b_read_4 * b_xx31)  # [C, BK] dplr.rec:14
-            b_xx32 = tl.dot(b_x130, b_x46, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da8 = b_da7 + (b_read_4 * b_xx32)  # [C, BK] dplr.rec:14
-            b_xx40 = tl.dot(tl.trans(b_x197), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_db5 = b_db4 + (b_write_4 * b_xx40)  # [C, BK] dplr.rec:14
-            b_xx45 = tl.dot(tl.trans(b_x84), b_x164, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x228 = b_x225 + (b_write_4 * b_xx45)  # [C, BK] dplr.rec:15
-            b_x302 = b_x299 + (b_x300 * b_xx45)  # [C, BK] dplr.rec:15
-            b_x322 = tl.where(b_level == 4 + i_z, b_x310, 0.0)  # [C, C]
-            b_xx52 = tl.dot(tl.trans(b_x322), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x325 = b_x321 + (b_x300 * b_xx52)  # [C, BK] dplr.rec:14
-            b_x346 = tl.where(b_level == 4 + i_z, b_x334, 0.0)  # [C, C]
-            b_xx58 = tl.dot(tl.trans(b_x346), b_x137, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x349 = b_x345 + (b_x270 * b_xx58)  # [C, BK] dplr.rec:14
-            b_xx67 = tl.dot(b_x322, b_x86, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before7 = b_dG_before6 + (b_x369 * b_xx67)  # [C, BK] dplr.rec:14
-            b_xx68 = tl.dot(b_x346, b_x46, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before8 = b_dG_before7 + (b_x369 * b_xx68)  # [C, BK] dplr.rec:14
-            b_x50 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_write_2 = tl.exp(tl.minimum((b_x49[:, None] * (b_G2 - b_x50)), 0.0))  # [C, BK]
-            b_x54 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-            b_x56 = (b_k2 * b_write_2).to(ED)  # [C, BK]
-            b_x273 = b_x56.to(tl.float32)  # [C, BK]
-            b_xx5 = tl.dot(b_x54, b_x56, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x58 = b_x48 + (b_write_2 * b_xx5)  # [C, BK] dplr.rec:15
-            b_x89 = tl.where(b_level == 2 + i_z, b_doU1, 0.0)  # [C, C]
-            b_x91 = (b_b2 * b_write_2).to(ED)  # [C, BK]
-            b_x303 = b_x91.to(tl.float32)  # [C, BK]
-            b_xx11 = tl.dot(b_x89, b_x91, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x93 = b_x88 + (b_write_2 * b_xx11)  # [C, BK] dplr.rec:15
-            b_x139 = tl.where(b_level == 2 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
-            b_read_2 = tl.exp(tl.minimum((b_x141[:, None] * (b_G_before - b_x50)), 0.0))  # [C, BK]
-            b_x146 = (b_a2 * b_read_2).to(ED)  # [C, BK]
-            b_x372 = b_x146.to(tl.float32)  # [C, BK]
-            b_xx17 = tl.dot(tl.trans(b_x139), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dk6 = b_dk5 + (b_write_2 * b_xx17)  # [C, BK] dplr.rec:14
-            b_x169 = (b_q2 * b_write_2).to(ED)  # [C, BK]
-            b_x255 = b_x169.to(tl.float32)  # [C, BK]
-            b_x257 = b_x254 + (b_x255 * b_xx5)  # [C, BK] dplr.rec:15
-            b_x288 = b_x286 + (b_x255 * b_xx11)  # [C, BK] dplr.rec:15
-            b_xx22 = tl.dot(tl.trans(b_x54), b_x169, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x171 = b_x166 + (b_write_2 * b_xx22)  # [C, BK] dplr.rec:15
-            b_x275 = b_x272 + (b_x273 * b_xx22)  # [C, BK] dplr.rec:15
-            b_x200 = tl.where(b_level == 2 + i_z, b_dYU1, 0.0)  # [C, C]
-            b_xx33 = tl.dot(b_x200, b_x91, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da9 = b_da8 + (b_read_2 * b_xx33)  # [C, BK] dplr.rec:14
-            b_xx34 = tl.dot(b_x139, b_x56, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da10 = b_da9 + (b_read_2 * b_xx34)  # [C, BK] dplr.rec:14
-            b_xx41 = tl.dot(tl.trans(b_x200), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_db6 = b_db5 + (b_write_2 * b_xx41)  # [C, BK] dplr.rec:14
-            b_xx46 = tl.dot(tl.trans(b_x89), b_x169, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_x231 = b_x228 + (b_write_2 * b_xx46)  # [C, BK] dplr.rec:15
-            b_x305 = b_x302 + (b_x303 * b_xx46)  # [C, BK] dplr.rec:15
-            b_x326 = tl.where(b_level == 2 + i_z, b_x310, 0.0)  # [C, C]
-            b_xx53 = tl.dot(tl.trans(b_x326), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x329 = b_x325 + (b_x303 * b_xx53)  # [C, BK] dplr.rec:14
-            b_x350 = tl.where(b_level == 2 + i_z, b_x334, 0.0)  # [C, C]
-            b_xx59 = tl.dot(tl.trans(b_x350), b_x146, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_x353 = b_x349 + (b_x273 * b_xx59)  # [C, BK] dplr.rec:14
-            b_xx69 = tl.dot(b_x326, b_x91, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before9 = b_dG_before8 + (b_x372 * b_xx69)  # [C, BK] dplr.rec:14
-            b_xx70 = tl.dot(b_x350, b_x56, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before10 = b_dG_before9 + (b_x372 * b_xx70)  # [C, BK] dplr.rec:14
-            b_x60 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] dplr.rec:14
-            b_write_1 = tl.exp(tl.minimum((b_x59[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
-            b_x64 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-            b_x66 = (b_k2 * b_write_1).to(ED)  # [C, BK]
-            b_x276 = b_x66.to(tl.float32)  # [C, BK]
-            b_xx6 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_dq3 = (((b_x3[:, None] * b_k2) + (b_x6[:, None] * b_b2)) + (b_decay_in * b_x8)) + (
-                scale * (b_x58 + (b_write_1 * b_xx6))
-            )  # [C, BK] dplr.rec:14
-            b_x94 = tl.where(b_level == 1 + i_z, b_doU1, 0.0)  # [C, C]
-            b_x96 = (b_b2 * b_write_1).to(ED)  # [C, BK]
-            b_x306 = b_x96.to(tl.float32)  # [C, BK]
-            b_xx12 = tl.dot(b_x94, b_x96, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            dq.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (b_dq3 + (scale * (b_x93 + (b_write_1 * b_xx12)))).to(dq.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:14
-            b_x174 = (b_q2 * b_write_1).to(ED)  # [C, BK]
-            b_x258 = b_x174.to(tl.float32)  # [C, BK]
-            b_dG2 = (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * b_q2 * b_x8)
-            ) + (scale * (b_x257 + (b_x258 * b_xx6)))  # [C, BK] dplr.rec:14
-            b_xx23 = tl.dot(tl.trans(b_x64), b_x174, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_dk7 = b_dk6 + (scale * (b_x171 + (b_write_1 * b_xx23)))  # [C, BK] dplr.rec:14
-            b_dG3 = b_dG2 - (scale * (b_x275 + (b_x276 * b_xx23)))  # [C, BK] dplr.rec:14
-            b_dG4 = b_dG3 + (scale * (b_x288 + (b_x258 * b_xx12)))  # [C, BK] dplr.rec:14
-            b_x178 = tl.where(b_level == 1 + i_z, b_dscore_a1_w2, 0.0)  # [C, C]
-            b_read_1 = tl.exp(tl.minimum((b_x180[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
-            b_x185 = (b_a2 * b_read_1).to(ED)  # [C, BK]
-            b_x375 = b_x185.to(tl.float32)  # [C, BK]
-            b_xx24 = tl.dot(tl.trans(b_x178), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
             dk.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dk7 + (b_write_1 * b_xx24)).to(dk.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_x25 + (b_decay_out * b_dw2_out2)) + (b_x18[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
-            b_x203 = tl.where(b_level == 1 + i_z, b_dYU1, 0.0)  # [C, C]
-            b_xx35 = tl.dot(b_x203, b_x96, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_da11 = b_da10 + (b_read_1 * b_xx35)  # [C, BK] dplr.rec:14
-            b_xx36 = tl.dot(b_x178, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
+            b_da1_in = load_rows(da1_in, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+            b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
             da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_da11 + (b_read_1 * b_xx36)).to(da.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK], (b_x43 + (b_decay_in2 * b_da1_in2)).to(da.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] dplr.rec:14
-            b_xx47 = tl.dot(tl.trans(b_x94), b_x174, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-            b_db7 = b_db6 + (scale * (b_x231 + (b_write_1 * b_xx47)))  # [C, BK] dplr.rec:14
-            b_dG5 = b_dG4 - (scale * (b_x305 + (b_x306 * b_xx47)))  # [C, BK] dplr.rec:14
-            b_xx48 = tl.dot(tl.trans(b_x203), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+            b_dw1_out = load_rows(dw1_out, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+            b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
             db.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_db7 + (b_write_1 * b_xx48)).to(db.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK],
+                ((b_x49 + (b_decay_out * b_dw1_out2)) + (b_x21[:, None] * b_q2)).to(db.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
             b_sum_x2 = chunk_sum(
                 (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
             )  # [C, BK] dplr.rec:14
-            b_x330 = tl.where(b_level == 1 + i_z, b_x310, 0.0)  # [C, C]
-            b_xx54 = tl.dot(tl.trans(b_x330), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG6 = b_dG5 - (b_x329 + (b_x306 * b_xx54))  # [C, BK] dplr.rec:14
-            b_x354 = tl.where(b_level == 1 + i_z, b_x334, 0.0)  # [C, C]
-            b_xx60 = tl.dot(tl.trans(b_x354), b_x185, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_sum_dG = chunk_sum((b_dG6 - (b_x353 + (b_x276 * b_xx60))), True, False)  # [C, BK] dplr.rec:14
-            b_x358 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
-            b_xx71 = tl.dot(b_x330, b_x96, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_dG_before11 = b_dG_before10 + (b_x375 * b_xx71)  # [C, BK] dplr.rec:14
-            b_xx72 = tl.dot(b_x354, b_x66, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-            b_sum_x3 = chunk_sum((b_dG_before11 + (b_x375 * b_xx72)), True, True)  # [C, BK] dplr.rec:14
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] dplr.rec:15
+            b_sum_dG = chunk_sum(
+                (
+                    (b_x60 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                    + (b_decay_in * b_q2 * b_x23)
+                ),
+                True,
+                False,
+            )  # [C, BK] dplr.rec:14
+            b_x84 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
+            b_sum_x3 = chunk_sum((b_x85 + (b_decay_in2 * b_a2 * b_da1_in2)), True, True)  # [C, BK] dplr.rec:14
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x358 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
+                ((b_x84 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] dplr.rec:14
 
 

@@ -27,13 +27,25 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def level_of(t, s):
-    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
-    apart = tl.where(t > s, t ^ s, 0)
-    level = tl.where(apart >= 1, 1, 0)
-    for power in tl.static_range(1, 7):
-        level = tl.where(apart >= 2**power, 2**power, level)
-    return level
+def levels(C: tl.constexpr):
+    """How many levels a chunk has: its blocks of 2, 4, 8, ... rows, up to C."""
+    count = 0
+    for power in tl.static_range(1, 10):
+        if 2**power <= C:
+            count = power
+    return count
+
+
+@triton.jit
+def across_middle(t, s, level):
+    """Whether t stands in the upper and s in the lower half of one block of 2^(level + 1) rows."""
+    return (t > s) & ((t ^ s) >> level == 1)
+
+
+@triton.jit
+def middle_of_block(t, level):
+    """The last row of the lower half of the block of 2^(level + 1) rows that t stands in."""
+    return (t | ((2 << level) - 1)) - (1 << level)
 
 
 @triton.jit
@@ -103,15 +115,15 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
-    place = t % (2 * SIZE)
-    side = tl.where(place >= SIZE, 1.0, -1.0)
+    above = t - middle_of_block(t, level)
+    side = tl.where(above > 0, 1.0, -1.0)
     if UPPER_ZERO:
-        side = tl.where(place == SIZE, 0.0, side)
+        side = tl.where(above == 1, 0.0, side)
     if LOWER_ZERO:
-        side = tl.where(place == SIZE - 1, 0.0, side)
+        side = tl.where(above == 0, 0.0, side)
     return side
 
 
@@ -229,7 +241,7 @@ def chunk_prepare_kernel(
         )  # [C, C] gla.rec:13
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k_step_b", "k_step_t", "k_step_h", "q_step_b", "q_step_t", "q_step_h"])
 def chunk_prepare_steep_kernel(
     q,
     g,
@@ -239,7 +251,12 @@ def chunk_prepare_steep_kernel(
     score_q_w,
     decay_all,
     w_out,
-    G_rows,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    q_step_b,
+    q_step_t,
+    q_step_h,
     T,
     N,
     H: tl.constexpr,
@@ -249,7 +266,6 @@ def chunk_prepare_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -259,108 +275,44 @@ def chunk_prepare_steep_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x5 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x15 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x25 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x35 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x45 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x55 = side_of_middle(o_t, 1, False, True)  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+        b_x2 = tl.zeros((C, C), tl.float32)
         b_sum_x = tl.zeros((C,), tl.float32)
-        b_x4 = tl.zeros((C, C), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
+            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:13
             b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:11
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             q_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
             )  # [C, BK] gla.rec:13
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
+            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:11
             store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:11
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
             )  # [C, BK] gla.rec:12
-            b_x6 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_32 = tl.exp(tl.minimum((b_x5[:, None] * (b_G2 - b_x6)), 0.0))  # [C, BK]
-            b_x4 += tl.where(
-                b_level == 32 + i_z,
-                tl.dot((b_q2 * b_decay_32).to(ED), tl.trans((b_k2 * b_decay_32).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x16 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_16 = tl.exp(tl.minimum((b_x15[:, None] * (b_G2 - b_x16)), 0.0))  # [C, BK]
-            b_x4 += tl.where(
-                b_level == 16 + i_z,
-                tl.dot((b_q2 * b_decay_16).to(ED), tl.trans((b_k2 * b_decay_16).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x26 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_8 = tl.exp(tl.minimum((b_x25[:, None] * (b_G2 - b_x26)), 0.0))  # [C, BK]
-            b_x4 += tl.where(
-                b_level == 8 + i_z,
-                tl.dot((b_q2 * b_decay_8).to(ED), tl.trans((b_k2 * b_decay_8).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x36 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_4 = tl.exp(tl.minimum((b_x35[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
-            b_x4 += tl.where(
-                b_level == 4 + i_z,
-                tl.dot((b_q2 * b_decay_4).to(ED), tl.trans((b_k2 * b_decay_4).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x46 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_2 = tl.exp(tl.minimum((b_x45[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
-            b_x4 += tl.where(
-                b_level == 2 + i_z,
-                tl.dot((b_q2 * b_decay_2).to(ED), tl.trans((b_k2 * b_decay_2).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
-            b_x56 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_1 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x56)), 0.0))  # [C, BK]
-            b_x4 += tl.where(
-                b_level == 1 + i_z,
-                tl.dot((b_q2 * b_decay_1).to(ED), tl.trans((b_k2 * b_decay_1).to(ED)), input_precision=PRECISION),
-                0.0,
-            )  # [C, C] gla.rec:13
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] gla.rec:13
+                b_decay = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                )  # [C, BK]
+                b_x2 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l),
+                    tl.dot((b_q2 * b_decay).to(ED), tl.trans((b_k2 * b_decay).to(ED)), input_precision=PRECISION),
+                    0.0,
+                )  # [C, C] gla.rec:13
         score_q_w.store(
             [i_bh, i_t * C, 0],
-            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x4)
+            (b_x2 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
             .to(score_q_w.dtype)
             .reshape(1, C, C),
         )  # [C, C] gla.rec:13
@@ -795,7 +747,19 @@ def chunk_gradient_kernel(
             )  # [C, BK] gla.rec:11
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "g_step_b",
+        "g_step_t",
+        "g_step_h",
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "q_step_b",
+        "q_step_t",
+        "q_step_h",
+    ]
+)
 def chunk_gradient_steep_kernel(
     q,
     g,
@@ -809,7 +773,15 @@ def chunk_gradient_steep_kernel(
     dq,
     dk,
     dg,
-    G_rows,
+    g_step_b,
+    g_step_t,
+    g_step_h,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    q_step_b,
+    q_step_t,
+    q_step_h,
     scale,
     T,
     N,
@@ -821,7 +793,6 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -832,142 +803,67 @@ def chunk_gradient_steep_kernel(
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
     o_v = tl.arange(0, BV)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x2 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-        b_x3 = scale * b_x2  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
-        b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x16 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x26 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x36 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x46 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x56 = side_of_middle(o_t, 1, False, True)  # [C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_x13 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+        b_x14 = scale * b_x13  # [C]
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:11
             b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:13
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_x2 = tl.zeros((C, BK), tl.float32)
+            b_x19 = tl.zeros((C, BK), tl.float32)
+            b_x27 = tl.zeros((C, BK), tl.float32)
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] gla.rec:13
+                b_decay = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                )  # [C, BK]
+                b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
+                b_x10 = (b_k2 * b_decay).to(ED)  # [C, BK]
+                b_xx = tl.dot(b_x8, b_x10, input_precision=PRECISION)  # [C, BK] gla.rec:13
+                b_x2 += b_decay * b_xx  # [C, BK] gla.rec:13
+                b_x22 = (b_q2 * b_decay).to(ED)  # [C, BK]
+                b_xx2 = tl.dot(tl.trans(b_x8), b_x22, input_precision=PRECISION)  # [C, BK] gla.rec:13
+                b_x19 += b_decay * b_xx2  # [C, BK] gla.rec:13
+                b_x27 += (scale * (b_x22.to(tl.float32) * b_xx)) - (
+                    scale * (b_x10.to(tl.float32) * b_xx2)
+                )  # [C, BK] gla.rec:11
             b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-            b_x5 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:13
+            b_x16 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((scale * b_x2) + (b_x14[:, None] * b_k2)) + (b_decay_in * b_x16)).to(dq.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] gla.rec:11
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] gla.rec:11
             b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:12
+            b_dw_out = load_rows(dw_out, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:12
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:13
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
-            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] gla.rec:11
-            b_x8 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
-            b_x12 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
-            b_x14 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
-            b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x71 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
-            b_xx7 = tl.dot(tl.trans(b_x12), b_x71, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x17 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_16 = tl.exp(tl.minimum((b_x16[:, None] * (b_G2 - b_x17)), 0.0))  # [C, BK]
-            b_x21 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-            b_x23 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x21, b_x23, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x25 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] gla.rec:13
-            b_x75 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
-            b_x107 = (b_x71.to(tl.float32) * b_xx) + (b_x75.to(tl.float32) * b_xx2)  # [C, BK] gla.rec:13
-            b_xx8 = tl.dot(tl.trans(b_x21), b_x75, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x77 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] gla.rec:13
-            b_x125 = (b_x14.to(tl.float32) * b_xx7) + (b_x23.to(tl.float32) * b_xx8)  # [C, BK] gla.rec:13
-            b_x27 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_8 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
-            b_x31 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-            b_x33 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
-            b_xx3 = tl.dot(b_x31, b_x33, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x35 = b_x25 + (b_decay_8 * b_xx3)  # [C, BK] gla.rec:13
-            b_x80 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
-            b_x110 = b_x107 + (b_x80.to(tl.float32) * b_xx3)  # [C, BK] gla.rec:13
-            b_xx9 = tl.dot(tl.trans(b_x31), b_x80, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x82 = b_x77 + (b_decay_8 * b_xx9)  # [C, BK] gla.rec:13
-            b_x128 = b_x125 + (b_x33.to(tl.float32) * b_xx9)  # [C, BK] gla.rec:13
-            b_x37 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_4 = tl.exp(tl.minimum((b_x36[:, None] * (b_G2 - b_x37)), 0.0))  # [C, BK]
-            b_x41 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-            b_x43 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
-            b_xx4 = tl.dot(b_x41, b_x43, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x45 = b_x35 + (b_decay_4 * b_xx4)  # [C, BK] gla.rec:13
-            b_x85 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
-            b_x113 = b_x110 + (b_x85.to(tl.float32) * b_xx4)  # [C, BK] gla.rec:13
-            b_xx10 = tl.dot(tl.trans(b_x41), b_x85, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x87 = b_x82 + (b_decay_4 * b_xx10)  # [C, BK] gla.rec:13
-            b_x131 = b_x128 + (b_x43.to(tl.float32) * b_xx10)  # [C, BK] gla.rec:13
-            b_x47 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_2 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
-            b_x51 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-            b_x53 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
-            b_xx5 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x55 = b_x45 + (b_decay_2 * b_xx5)  # [C, BK] gla.rec:13
-            b_x90 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
-            b_x116 = b_x113 + (b_x90.to(tl.float32) * b_xx5)  # [C, BK] gla.rec:13
-            b_xx11 = tl.dot(tl.trans(b_x51), b_x90, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            b_x92 = b_x87 + (b_decay_2 * b_xx11)  # [C, BK] gla.rec:13
-            b_x134 = b_x131 + (b_x53.to(tl.float32) * b_xx11)  # [C, BK] gla.rec:13
-            b_x57 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] gla.rec:13
-            b_decay_1 = tl.exp(tl.minimum((b_x56[:, None] * (b_G2 - b_x57)), 0.0))  # [C, BK]
-            b_x61 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-            b_x63 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
-            b_xx6 = tl.dot(b_x61, b_x63, input_precision=PRECISION)  # [C, BK] gla.rec:13
-            dq.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_x3[:, None] * b_k2) + (b_decay_in * b_x5)) + (scale * (b_x55 + (b_decay_1 * b_xx6))))
-                .to(dq.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:11
-            b_x95 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
-            b_dG2 = (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * b_q2 * b_x5)
-            ) + (scale * (b_x116 + (b_x95.to(tl.float32) * b_xx6)))  # [C, BK] gla.rec:11
-            b_xx12 = tl.dot(tl.trans(b_x61), b_x95, input_precision=PRECISION)  # [C, BK] gla.rec:13
+            b_dk = (b_decay_out * b_dw_out2) + (scale * b_x19)  # [C, BK] gla.rec:13
             dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_decay_out * b_dw_out2) + (b_x3[:, None] * b_q2)) + (scale * (b_x92 + (b_decay_1 * b_xx12))))
-                .to(dk.dtype)
-                .reshape(1, 1, C, BK),
+                [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x14[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] gla.rec:13
             b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:11
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
             b_sum_dG = chunk_sum(
-                (b_dG2 - (scale * (b_x134 + (b_x63.to(tl.float32) * b_xx12)))), True, False
+                (
+                    (b_x27 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                    + (b_decay_in * b_q2 * b_x16)
+                ),
+                True,
+                False,
             )  # [C, BK] gla.rec:11
+            b_g = load_tokens(g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:11
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))

@@ -43,18 +43,18 @@ ARGUMENTS = (
     Argument("g", "tk", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False, False),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True, False, False),
-    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False, True, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True, False),
-    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False, False),
-    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False, False),
-    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False, False),
-    "gradient_steep": Facts("parallel", 19, 0, 1, 0, 12, True, False, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False, False, False),
+    "prepare_steep": Facts("parallel", 7, 0, 0, 0, 1, True, True, False, False),
+    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, False, True, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, False, True, False),
+    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False, False, False),
+    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False, False, False),
+    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False, False, False),
+    "gradient_steep": Facts("parallel", 9, 0, 1, 0, 2, True, True, False, False),
 }
 
 
@@ -222,15 +222,16 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("prepare_steep", shape)
         at(
-            token_tiles(q, C, at.BK),
-            token_tiles(g, C, at.BK),
-            tiles(G, C, at.BK),
-            token_tiles(k, C, at.BK),
+            q,
+            g,
+            G,
+            k,
             tiles(q_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
             decay_all,
             tiles(w_out, C, at.BK),
-            G,
+            *token_steps(k),
+            *token_steps(q),
         )
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
@@ -352,19 +353,21 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("gradient_steep", shape)
         at(
-            token_tiles(q, C, at.BK),
-            token_tiles(g, C, at.BK),
-            tiles(G, C, at.BK),
-            token_tiles(k, C, at.BK),
-            tiles(dw_out, C, at.BK),
+            q,
+            g,
+            G,
+            k,
+            dw_out,
             ddecay_all,
             do_v,
             diagonal_do_v,
-            tiles(do_state, C, at.BK),
+            do_state,
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
             token_tiles(dg, C, at.BK),
-            G,
+            *token_steps(g),
+            *token_steps(k),
+            *token_steps(q),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

@@ -27,13 +27,25 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def level_of(t, s):
-    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
-    apart = tl.where(t > s, t ^ s, 0)
-    level = tl.where(apart >= 1, 1, 0)
-    for power in tl.static_range(1, 7):
-        level = tl.where(apart >= 2**power, 2**power, level)
-    return level
+def levels(C: tl.constexpr):
+    """How many levels a chunk has: its blocks of 2, 4, 8, ... rows, up to C."""
+    count = 0
+    for power in tl.static_range(1, 10):
+        if 2**power <= C:
+            count = power
+    return count
+
+
+@triton.jit
+def across_middle(t, s, level):
+    """Whether t stands in the upper and s in the lower half of one block of 2^(level + 1) rows."""
+    return (t > s) & ((t ^ s) >> level == 1)
+
+
+@triton.jit
+def middle_of_block(t, level):
+    """The last row of the lower half of the block of 2^(level + 1) rows that t stands in."""
+    return (t | ((2 << level) - 1)) - (1 << level)
 
 
 @triton.jit
@@ -103,15 +115,15 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
-    place = t % (2 * SIZE)
-    side = tl.where(place >= SIZE, 1.0, -1.0)
+    above = t - middle_of_block(t, level)
+    side = tl.where(above > 0, 1.0, -1.0)
     if UPPER_ZERO:
-        side = tl.where(place == SIZE, 0.0, side)
+        side = tl.where(above == 1, 0.0, side)
     if LOWER_ZERO:
-        side = tl.where(place == SIZE - 1, 0.0, side)
+        side = tl.where(above == 0, 0.0, side)
     return side
 
 
@@ -287,7 +299,7 @@ def chunk_prepare_kernel(
         inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k_step_b", "k_step_t", "k_step_h", "q_step_b", "q_step_t", "q_step_h"])
 def chunk_prepare_steep_kernel(
     k,
     g,
@@ -301,7 +313,12 @@ def chunk_prepare_steep_kernel(
     decay_all,
     k_decay_out,
     beta_chunks,
-    G_rows,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    q_step_b,
+    q_step_t,
+    q_step_h,
     T,
     N,
     H: tl.constexpr,
@@ -312,7 +329,6 @@ def chunk_prepare_steep_kernel(
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -324,133 +340,56 @@ def chunk_prepare_steep_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
         tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] kda.rec:15
-        b_x2 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x10 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x18 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x26 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x34 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x42 = side_of_middle(o_t, 1, False, True)  # [C]
         b_score_a_w = tl.zeros((C, C), tl.float32)
+        b_x12 = tl.zeros((C, C), tl.float32)
         b_sum_x = tl.zeros((C,), tl.float32)
-        b_x54 = tl.zeros((C, C), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:15
             b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:12
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_decay_in = tl.exp(b_G2)  # [C, BK]
             k_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
-            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
+            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:16
             b_q2 = b_q.to(tl.float32)  # [C, BK]
             decay_in_q.store(
                 [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:16
             b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] kda.rec:12
             store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:12
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
-            b_x3 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_32 = tl.exp(tl.minimum((b_x2[:, None] * (b_G2 - b_x3)), 0.0))  # [C, BK]
-            b_x8 = (b_k2 * b_decay_32).to(ED)  # [C, BK]
-            b_x9 = tl.trans(b_x8)  # [BK, C]
-            b_score_a_w += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x8, b_x9, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:15
-            b_x54 += tl.where(
-                b_level == 32 + i_z, tl.dot((b_q2 * b_decay_32).to(ED), b_x9, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:16
-            b_x11 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_16 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x11)), 0.0))  # [C, BK]
-            b_x16 = (b_k2 * b_decay_16).to(ED)  # [C, BK]
-            b_x17 = tl.trans(b_x16)  # [BK, C]
-            b_score_a_w += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x16, b_x17, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:15
-            b_x54 += tl.where(
-                b_level == 16 + i_z, tl.dot((b_q2 * b_decay_16).to(ED), b_x17, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:16
-            b_x19 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_8 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
-            b_x24 = (b_k2 * b_decay_8).to(ED)  # [C, BK]
-            b_x25 = tl.trans(b_x24)  # [BK, C]
-            b_score_a_w += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x24, b_x25, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:15
-            b_x54 += tl.where(
-                b_level == 8 + i_z, tl.dot((b_q2 * b_decay_8).to(ED), b_x25, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:16
-            b_x27 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_4 = tl.exp(tl.minimum((b_x26[:, None] * (b_G2 - b_x27)), 0.0))  # [C, BK]
-            b_x32 = (b_k2 * b_decay_4).to(ED)  # [C, BK]
-            b_x33 = tl.trans(b_x32)  # [BK, C]
-            b_score_a_w += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x32, b_x33, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:15
-            b_x54 += tl.where(
-                b_level == 4 + i_z, tl.dot((b_q2 * b_decay_4).to(ED), b_x33, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:16
-            b_x35 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_2 = tl.exp(tl.minimum((b_x34[:, None] * (b_G2 - b_x35)), 0.0))  # [C, BK]
-            b_x40 = (b_k2 * b_decay_2).to(ED)  # [C, BK]
-            b_x41 = tl.trans(b_x40)  # [BK, C]
-            b_score_a_w += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x40, b_x41, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:15
-            b_x54 += tl.where(
-                b_level == 2 + i_z, tl.dot((b_q2 * b_decay_2).to(ED), b_x41, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:16
-            b_x43 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_1 = tl.exp(tl.minimum((b_x42[:, None] * (b_G2 - b_x43)), 0.0))  # [C, BK]
-            b_x48 = (b_k2 * b_decay_1).to(ED)  # [C, BK]
-            b_x49 = tl.trans(b_x48)  # [BK, C]
-            b_score_a_w += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x48, b_x49, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:15
-            b_x54 += tl.where(
-                b_level == 1 + i_z, tl.dot((b_q2 * b_decay_1).to(ED), b_x49, input_precision=PRECISION), 0.0
-            )  # [C, C] kda.rec:16
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
+                b_decay = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
+                )  # [C, BK]
+                b_x8 = (b_k2 * b_decay).to(ED)  # [C, BK]
+                b_x9 = tl.trans(b_x8)  # [BK, C]
+                b_score_a_w += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x8, b_x9, input_precision=PRECISION), 0.0
+                )  # [C, C] kda.rec:15
+                b_x12 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l),
+                    tl.dot((b_q2 * b_decay).to(ED), b_x9, input_precision=PRECISION),
+                    0.0,
+                )  # [C, C] kda.rec:16
         score_q_w.store(
             [i_bh, i_t * C, 0],
-            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x54)
+            (b_x12 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
             .to(score_q_w.dtype)
             .reshape(1, C, C),
         )  # [C, C] kda.rec:16
@@ -950,7 +889,19 @@ def chunk_gradient_kernel(
         tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x8))), mask=m_t)  # [C] kda.rec:15
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "g_step_b",
+        "g_step_t",
+        "g_step_h",
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "q_step_b",
+        "q_step_t",
+        "q_step_h",
+    ]
+)
 def chunk_gradient_steep_kernel(
     k,
     g,
@@ -968,7 +919,15 @@ def chunk_gradient_steep_kernel(
     dk,
     dg,
     dbeta,
-    G_rows,
+    g_step_b,
+    g_step_t,
+    g_step_h,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    q_step_b,
+    q_step_t,
+    q_step_h,
     scale,
     T,
     N,
@@ -979,7 +938,6 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -991,216 +949,97 @@ def chunk_gradient_steep_kernel(
     i_row = i_b.to(tl.int64) * T + i_t * C
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_x3 = scale * b_beta  # [C]
-        b_x4 = b_x * b_x3  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
+        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+        b_x14 = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+        b_x15 = scale * b_beta  # [C]
+        b_x16 = b_x14 * b_x15  # [C]
         b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
-        b_x8 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x18 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x29 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x40 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x51 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x62 = side_of_middle(o_t, 1, False, True)  # [C]
         b_sum_x3 = tl.zeros((C,), tl.float32)
         b_sum_x4 = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:12
             b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:15
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:16
+            b_q2 = b_q.to(tl.float32)  # [C, BK]
+            b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+            b_x2 = tl.zeros((C, BK), tl.float32)
+            b_x22 = tl.zeros((C, BK), tl.float32)
+            b_x29 = tl.zeros((C, BK), tl.float32)
+            b_x32 = tl.zeros((C, BK), tl.float32)
+            b_x39 = tl.zeros((C, BK), tl.float32)
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
+                b_decay = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                )  # [C, BK]
+                b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_doU, 0.0)  # [C, C]
+                b_x9 = b_k2 * b_decay  # [C, BK]
+                b_x11 = (b_beta[:, None] * b_x9).to(ED)  # [C, BK]
+                b_x42 = b_x11.to(tl.float32)  # [C, BK]
+                b_xx = tl.dot(b_x8, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
+                b_x2 += b_decay * b_xx  # [C, BK] kda.rec:16
+                b_x25 = (b_q2 * b_decay).to(ED)  # [C, BK]
+                b_xx2 = tl.dot(tl.trans(b_x8), b_x25, input_precision=PRECISION)  # [C, BK] kda.rec:16
+                b_x22 += b_decay * b_xx2  # [C, BK] kda.rec:16
+                b_x44 = (scale * (b_x25.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x42))  # [C, BK] kda.rec:12
+                b_x30 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU, 0.0)  # [C, C]
+                b_xx3 = tl.dot(b_x30, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
+                b_x29 += b_decay * b_xx3  # [C, BK] kda.rec:15
+                b_x34 = b_x9.to(ED)  # [C, BK]
+                b_x47 = b_x44 - (b_x34.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:12
+                b_xx4 = tl.dot(tl.trans(b_x30), b_x34, input_precision=PRECISION)  # [C, BK] kda.rec:15
+                b_x32 += b_decay * b_xx4  # [C, BK] kda.rec:15
+                b_x39 += b_x47 + (b_x42 * b_xx4)  # [C, BK] kda.rec:12
             b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-            b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
+            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:16
+            b_x18 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dq.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((scale * b_x2) + (b_x16[:, None] * b_k2)) + (b_decay_in * b_x18)).to(dq.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] kda.rec:16
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] kda.rec:12
             b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_Ux = U_dstate.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_Ux = load_rows(U_dstate, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:15
             b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
-            b_x74 = b_beta[:, None] * b_Ux2  # [C, BK]
-            b_q = q.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:16
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_sum_x3 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-            b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:15
+            b_x61 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x22))  # [C, BK] kda.rec:15
+            b_sum_x3 += tl.sum((b_x61 - (b_k2 * b_x32)), 1)  # [C] kda.rec:15
+            b_x20 = b_beta[:, None] * b_Ux2  # [C, BK]
+            b_dk = (b_decay_out * b_x20) + (b_x15[:, None] * b_x22)  # [C, BK] kda.rec:12
+            b_dk3 = (b_dk + (b_x16[:, None] * b_q2)) - b_x29  # [C, BK] kda.rec:12
+            b_dk4 = b_dk3 - (b_beta[:, None] * b_x32)  # [C, BK] kda.rec:12
+            b_dYx = load_rows(dY_state, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:15
             b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
-            b_g = g.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] kda.rec:12
-            b_x9 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
-            b_x13 = tl.where(b_level == 32 + i_z, b_doU, 0.0)  # [C, C]
-            b_x14 = b_k2 * b_decay_32  # [C, BK]
-            b_x16 = (b_beta[:, None] * b_x14).to(ED)  # [C, BK]
-            b_x155 = b_x16.to(tl.float32)  # [C, BK]
-            b_xx = tl.dot(b_x13, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x80 = (b_q2 * b_decay_32).to(ED)  # [C, BK]
-            b_xx7 = tl.dot(tl.trans(b_x13), b_x80, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x108 = tl.where(b_level == 32 + i_z, b_dYU, 0.0)  # [C, C]
-            b_xx13 = tl.dot(b_x108, b_x16, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x126 = b_x14.to(ED)  # [C, BK]
-            b_xx19 = tl.dot(tl.trans(b_x108), b_x126, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_dG2 = (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * ((b_q2 * b_x6) - (b_k2 * b_dYx2)))
-            ) + (b_x155 * b_xx19)  # [C, BK] kda.rec:12
-            b_x19 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_16 = tl.exp(tl.minimum((b_x18[:, None] * (b_G2 - b_x19)), 0.0))  # [C, BK]
-            b_x23 = tl.where(b_level == 16 + i_z, b_doU, 0.0)  # [C, C]
-            b_x24 = b_k2 * b_decay_16  # [C, BK]
-            b_x26 = (b_beta[:, None] * b_x24).to(ED)  # [C, BK]
-            b_x157 = b_x26.to(tl.float32)  # [C, BK]
-            b_xx2 = tl.dot(b_x23, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x28 = (b_decay_32 * b_xx) + (b_decay_16 * b_xx2)  # [C, BK] kda.rec:16
-            b_x84 = (b_q2 * b_decay_16).to(ED)  # [C, BK]
-            b_x169 = (b_x80.to(tl.float32) * b_xx) + (b_x84.to(tl.float32) * b_xx2)  # [C, BK] kda.rec:16
-            b_xx8 = tl.dot(tl.trans(b_x23), b_x84, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x86 = (b_decay_32 * b_xx7) + (b_decay_16 * b_xx8)  # [C, BK] kda.rec:16
-            b_x185 = (b_xx7 * b_x155) + (b_xx8 * b_x157)  # [C, BK] kda.rec:16
-            b_x110 = tl.where(b_level == 16 + i_z, b_dYU, 0.0)  # [C, C]
-            b_xx14 = tl.dot(b_x110, b_x26, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x112 = (b_decay_32 * b_xx13) + (b_decay_16 * b_xx14)  # [C, BK] kda.rec:15
-            b_x129 = b_x24.to(ED)  # [C, BK]
-            b_x200 = (b_x126.to(tl.float32) * b_xx13) + (b_x129.to(tl.float32) * b_xx14)  # [C, BK] kda.rec:15
-            b_xx20 = tl.dot(tl.trans(b_x110), b_x129, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x131 = (b_decay_32 * b_xx19) + (b_decay_16 * b_xx20)  # [C, BK] kda.rec:15
-            b_dG3 = b_dG2 + (b_x157 * b_xx20)  # [C, BK] kda.rec:12
-            b_x30 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_8 = tl.exp(tl.minimum((b_x29[:, None] * (b_G2 - b_x30)), 0.0))  # [C, BK]
-            b_x34 = tl.where(b_level == 8 + i_z, b_doU, 0.0)  # [C, C]
-            b_x35 = b_k2 * b_decay_8  # [C, BK]
-            b_x37 = (b_beta[:, None] * b_x35).to(ED)  # [C, BK]
-            b_x159 = b_x37.to(tl.float32)  # [C, BK]
-            b_xx3 = tl.dot(b_x34, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x39 = b_x28 + (b_decay_8 * b_xx3)  # [C, BK] kda.rec:16
-            b_x89 = (b_q2 * b_decay_8).to(ED)  # [C, BK]
-            b_x172 = b_x169 + (b_x89.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:16
-            b_xx9 = tl.dot(tl.trans(b_x34), b_x89, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x91 = b_x86 + (b_decay_8 * b_xx9)  # [C, BK] kda.rec:16
-            b_x187 = b_x185 + (b_xx9 * b_x159)  # [C, BK] kda.rec:16
-            b_x113 = tl.where(b_level == 8 + i_z, b_dYU, 0.0)  # [C, C]
-            b_xx15 = tl.dot(b_x113, b_x37, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x115 = b_x112 + (b_decay_8 * b_xx15)  # [C, BK] kda.rec:15
-            b_x133 = b_x35.to(ED)  # [C, BK]
-            b_x203 = b_x200 + (b_x133.to(tl.float32) * b_xx15)  # [C, BK] kda.rec:15
-            b_xx21 = tl.dot(tl.trans(b_x113), b_x133, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x135 = b_x131 + (b_decay_8 * b_xx21)  # [C, BK] kda.rec:15
-            b_dG4 = b_dG3 + (b_x159 * b_xx21)  # [C, BK] kda.rec:12
-            b_x41 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_4 = tl.exp(tl.minimum((b_x40[:, None] * (b_G2 - b_x41)), 0.0))  # [C, BK]
-            b_x45 = tl.where(b_level == 4 + i_z, b_doU, 0.0)  # [C, C]
-            b_x46 = b_k2 * b_decay_4  # [C, BK]
-            b_x48 = (b_beta[:, None] * b_x46).to(ED)  # [C, BK]
-            b_x161 = b_x48.to(tl.float32)  # [C, BK]
-            b_xx4 = tl.dot(b_x45, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x50 = b_x39 + (b_decay_4 * b_xx4)  # [C, BK] kda.rec:16
-            b_x94 = (b_q2 * b_decay_4).to(ED)  # [C, BK]
-            b_x175 = b_x172 + (b_x94.to(tl.float32) * b_xx4)  # [C, BK] kda.rec:16
-            b_xx10 = tl.dot(tl.trans(b_x45), b_x94, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x96 = b_x91 + (b_decay_4 * b_xx10)  # [C, BK] kda.rec:16
-            b_x189 = b_x187 + (b_xx10 * b_x161)  # [C, BK] kda.rec:16
-            b_x116 = tl.where(b_level == 4 + i_z, b_dYU, 0.0)  # [C, C]
-            b_xx16 = tl.dot(b_x116, b_x48, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x118 = b_x115 + (b_decay_4 * b_xx16)  # [C, BK] kda.rec:15
-            b_x137 = b_x46.to(ED)  # [C, BK]
-            b_x206 = b_x203 + (b_x137.to(tl.float32) * b_xx16)  # [C, BK] kda.rec:15
-            b_xx22 = tl.dot(tl.trans(b_x116), b_x137, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x139 = b_x135 + (b_decay_4 * b_xx22)  # [C, BK] kda.rec:15
-            b_dG5 = b_dG4 + (b_x161 * b_xx22)  # [C, BK] kda.rec:12
-            b_x52 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_2 = tl.exp(tl.minimum((b_x51[:, None] * (b_G2 - b_x52)), 0.0))  # [C, BK]
-            b_x56 = tl.where(b_level == 2 + i_z, b_doU, 0.0)  # [C, C]
-            b_x57 = b_k2 * b_decay_2  # [C, BK]
-            b_x59 = (b_beta[:, None] * b_x57).to(ED)  # [C, BK]
-            b_x163 = b_x59.to(tl.float32)  # [C, BK]
-            b_xx5 = tl.dot(b_x56, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x61 = b_x50 + (b_decay_2 * b_xx5)  # [C, BK] kda.rec:16
-            b_x99 = (b_q2 * b_decay_2).to(ED)  # [C, BK]
-            b_x178 = b_x175 + (b_x99.to(tl.float32) * b_xx5)  # [C, BK] kda.rec:16
-            b_xx11 = tl.dot(tl.trans(b_x56), b_x99, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x101 = b_x96 + (b_decay_2 * b_xx11)  # [C, BK] kda.rec:16
-            b_x191 = b_x189 + (b_xx11 * b_x163)  # [C, BK] kda.rec:16
-            b_x119 = tl.where(b_level == 2 + i_z, b_dYU, 0.0)  # [C, C]
-            b_xx17 = tl.dot(b_x119, b_x59, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x121 = b_x118 + (b_decay_2 * b_xx17)  # [C, BK] kda.rec:15
-            b_x141 = b_x57.to(ED)  # [C, BK]
-            b_x209 = b_x206 + (b_x141.to(tl.float32) * b_xx17)  # [C, BK] kda.rec:15
-            b_xx23 = tl.dot(tl.trans(b_x119), b_x141, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x143 = b_x139 + (b_decay_2 * b_xx23)  # [C, BK] kda.rec:15
-            b_dG6 = b_dG5 + (b_x163 * b_xx23)  # [C, BK] kda.rec:12
-            b_x63 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] kda.rec:15
-            b_decay_1 = tl.exp(tl.minimum((b_x62[:, None] * (b_G2 - b_x63)), 0.0))  # [C, BK]
-            b_x67 = tl.where(b_level == 1 + i_z, b_doU, 0.0)  # [C, C]
-            b_x68 = b_k2 * b_decay_1  # [C, BK]
-            b_x70 = (b_beta[:, None] * b_x68).to(ED)  # [C, BK]
-            b_x192 = b_x70.to(tl.float32)  # [C, BK]
-            b_xx6 = tl.dot(b_x67, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            dq.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_x4[:, None] * b_k2) + (b_decay_in * b_x6)) + (scale * (b_x61 + (b_decay_1 * b_xx6))))
-                .to(dq.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] kda.rec:16
-            b_x104 = (b_q2 * b_decay_1).to(ED)  # [C, BK]
-            b_dG7 = b_dG6 + (scale * (b_x178 + (b_x104.to(tl.float32) * b_xx6)))  # [C, BK] kda.rec:12
-            b_xx12 = tl.dot(tl.trans(b_x67), b_x104, input_precision=PRECISION)  # [C, BK] kda.rec:16
-            b_x106 = b_x101 + (b_decay_1 * b_xx12)  # [C, BK]
-            b_dk3 = (((b_decay_out * b_x74) + (b_x4[:, None] * b_q2)) - (b_decay_in * b_dYx2)) + (
-                b_x3[:, None] * b_x106
-            )  # [C, BK] kda.rec:12
-            b_dG8 = b_dG7 - (scale * (b_x191 + (b_xx12 * b_x192)))  # [C, BK] kda.rec:12
-            b_x222 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x106))  # [C, BK] kda.rec:15
-            b_x122 = tl.where(b_level == 1 + i_z, b_dYU, 0.0)  # [C, C]
-            b_xx18 = tl.dot(b_x122, b_x70, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_dk4 = b_dk3 - (b_x121 + (b_decay_1 * b_xx18))  # [C, BK] kda.rec:12
-            b_x145 = b_x68.to(ED)  # [C, BK]
-            b_dG9 = b_dG8 - (b_x209 + (b_x145.to(tl.float32) * b_xx18))  # [C, BK] kda.rec:12
-            b_xx24 = tl.dot(tl.trans(b_x122), b_x145, input_precision=PRECISION)  # [C, BK] kda.rec:15
-            b_x147 = b_x143 + (b_decay_1 * b_xx24)  # [C, BK]
             dk.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_beta[:, None] * b_x147)).to(dk.dtype).reshape(1, 1, C, BK)
+                [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] kda.rec:12
-            b_sum_x4 += tl.sum((b_x222 - (b_k2 * b_x147)), 1)  # [C] kda.rec:15
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x74), False, True)  # [C, BK] kda.rec:12
-            b_sum_dG = chunk_sum((b_dG9 + (b_x192 * b_xx24)), True, False)  # [C, BK] kda.rec:12
+            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x20), False, True)  # [C, BK] kda.rec:12
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
+            b_sum_dG = chunk_sum(
+                (
+                    (b_x39 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                    + (b_decay_in * ((b_q2 * b_x18) - (b_k2 * b_dYx2)))
+                ),
+                True,
+                False,
+            )  # [C, BK] kda.rec:12
+            b_g = load_tokens(g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:12
             dg.store(
                 [i_b, i_h, i_t * C, i_k * BK],
                 ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
                 .to(dg.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] kda.rec:12
-        tl.store(dbeta + (i_row + o_t) * H + i_h, ((scale * (b_sum_x3 * b_x)) + b_sum_x4), mask=m_t)  # [C] kda.rec:15
+        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x14))), mask=m_t)  # [C] kda.rec:15
 
 
 @triton.jit

@@ -44,17 +44,17 @@ ARGUMENTS = (
     Argument("beta", "t", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True, False, True),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 12, True, False, True),
-    "scan": Facts("forward", 3, 1, 2, 0, 5, False, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False),
-    "states": Facts("forward", 2, 1, 1, 0, 3, False, True, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True, False),
-    "products": Facts("parallel", 0, 3, 0, 2, 5, False, False, False),
-    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True, False, False),
-    "gradient_steep": Facts("parallel", 20, 0, 2, 0, 24, True, False, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 2, True, False, False, True),
+    "prepare_steep": Facts("parallel", 7, 0, 0, 0, 2, True, True, False, True),
+    "scan": Facts("forward", 3, 1, 2, 0, 5, False, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False, False),
+    "states": Facts("forward", 2, 1, 1, 0, 3, False, False, True, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, False, True, False),
+    "products": Facts("parallel", 0, 3, 0, 2, 5, False, False, False, False),
+    "gradient": Facts("parallel", 8, 0, 2, 0, 4, True, False, False, False),
+    "gradient_steep": Facts("parallel", 10, 0, 2, 0, 4, True, True, False, False),
 }
 
 
@@ -234,11 +234,11 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("prepare_steep", shape)
         at(
-            token_tiles(k, C, at.BK),
-            token_tiles(g, C, at.BK),
-            tiles(G, C, at.BK),
+            k,
+            g,
+            G,
             beta,
-            token_tiles(q, C, at.BK),
+            q,
             tiles(k_decay_in, C, at.BK),
             tiles(inverse, C, C),
             tiles(decay_in_q, C, at.BK),
@@ -246,7 +246,8 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(k_decay_out, C, at.BK),
             beta_chunks,
-            G,
+            *token_steps(k),
+            *token_steps(q),
         )
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
@@ -381,23 +382,25 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("gradient_steep", shape)
         at(
-            token_tiles(k, C, at.BK),
-            token_tiles(g, C, at.BK),
-            tiles(G, C, at.BK),
+            k,
+            g,
+            G,
             beta,
-            token_tiles(q, C, at.BK),
-            tiles(U_dstate, C, at.BK),
+            q,
+            U_dstate,
             ddecay_all,
             do_U,
             diagonal_do_U,
-            tiles(do_state, C, at.BK),
+            do_state,
             dY_U,
-            tiles(dY_state, C, at.BK),
+            dY_state,
             token_tiles(dq, C, at.BK),
             token_tiles(dk, C, at.BK),
             token_tiles(dg, C, at.BK),
             dbeta,
-            G,
+            *token_steps(g),
+            *token_steps(k),
+            *token_steps(q),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

@@ -45,11 +45,11 @@ ARGUMENTS = (
     Argument("D", "", False),
 )
 FACTS = {
-    "prepare": Facts("parallel", 0, 0, 0, 0, 0, False, False, False),
-    "scan": Facts("forward", 2, 1, 0, 0, 4, False, False, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False, True, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True, False),
-    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False, False, False),
+    "prepare": Facts("parallel", 0, 0, 0, 0, 0, False, False, False, False),
+    "scan": Facts("forward", 2, 1, 0, 0, 4, False, False, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, False, True, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, False, True, False),
+    "gradient": Facts("parallel", 2, 2, 0, 2, 8, False, False, False, False),
 }
 
 

@@ -213,7 +213,7 @@ def token_steps(x: torch.Tensor) -> tuple[int, int, int]:
 @dataclass(frozen=True)
 class Facts:
     """What a kernel is: how it walks over the chunks, how many tiles of each shape one iteration loads, its products, whether it has scores
-    with a decay per channel, stores the state of every chunk, and inverts."""
+    with a decay per channel, and for steep chunks, stores the state of every chunk, and inverts."""
 
     walk: str
     tk: int
@@ -222,6 +222,7 @@ class Facts:
     vk: int
     dots: int
     channels: bool
+    steep: bool
     keeps: bool
     inverts: bool
 
@@ -270,6 +271,10 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     """Block sizes by rule: what fills the card first, then what fits shared memory, then what was measured to be fast."""
     C = 64 if itemsize == 2 else 32
     BK, BV = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(V))
+    if facts.steep:
+        # Its tiles stay in registers, all of a level's products at once: what spills was counted for widths of 16 and 32, 4 and 8 warps.
+        width = 16 if facts.dots > (6 if itemsize == 2 else 2) else 32
+        return Blocks(min(BK, width), BV, 8 if facts.dots > 2 else 4, 1)
     if facts.walk == "parallel":
         width = min(BK, 32) if facts.channels or facts.dots > 6 else min(BK, 128 if facts.dots == 1 else 64)
         if facts.dots != 1:  # two passes at least, so that one loads while the other computes

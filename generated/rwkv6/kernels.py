@@ -27,13 +27,25 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def level_of(t, s):
-    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
-    apart = tl.where(t > s, t ^ s, 0)
-    level = tl.where(apart >= 1, 1, 0)
-    for power in tl.static_range(1, 7):
-        level = tl.where(apart >= 2**power, 2**power, level)
-    return level
+def levels(C: tl.constexpr):
+    """How many levels a chunk has: its blocks of 2, 4, 8, ... rows, up to C."""
+    count = 0
+    for power in tl.static_range(1, 10):
+        if 2**power <= C:
+            count = power
+    return count
+
+
+@triton.jit
+def across_middle(t, s, level):
+    """Whether t stands in the upper and s in the lower half of one block of 2^(level + 1) rows."""
+    return (t > s) & ((t ^ s) >> level == 1)
+
+
+@triton.jit
+def middle_of_block(t, level):
+    """The last row of the lower half of the block of 2^(level + 1) rows that t stands in."""
+    return (t | ((2 << level) - 1)) - (1 << level)
 
 
 @triton.jit
@@ -103,15 +115,15 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
-    place = t % (2 * SIZE)
-    side = tl.where(place >= SIZE, 1.0, -1.0)
+    above = t - middle_of_block(t, level)
+    side = tl.where(above > 0, 1.0, -1.0)
     if UPPER_ZERO:
-        side = tl.where(place == SIZE, 0.0, side)
+        side = tl.where(above == 1, 0.0, side)
     if LOWER_ZERO:
-        side = tl.where(place == SIZE - 1, 0.0, side)
+        side = tl.where(above == 0, 0.0, side)
     return side
 
 
@@ -237,7 +249,19 @@ def chunk_prepare_kernel(
         tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "r_step_b",
+        "r_step_t",
+        "r_step_h",
+        "w_step_b",
+        "w_step_t",
+        "w_step_h",
+    ]
+)
 def chunk_prepare_steep_kernel(
     r,
     w,
@@ -249,7 +273,15 @@ def chunk_prepare_steep_kernel(
     sum_k,
     decay_all,
     w_out,
-    G_rows,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    r_step_b,
+    r_step_t,
+    r_step_h,
+    w_step_b,
+    w_step_t,
+    w_step_h,
     T,
     N,
     H: tl.constexpr,
@@ -259,7 +291,6 @@ def chunk_prepare_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -269,134 +300,65 @@ def chunk_prepare_steep_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
-        b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
-        b_x24 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x31 = side_of_middle(o_t, 8, True, False)  # [C]
-        b_x38 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x45 = side_of_middle(o_t, 4, True, False)  # [C]
-        b_x52 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x59 = side_of_middle(o_t, 2, True, False)  # [C]
-        b_x66 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x73 = side_of_middle(o_t, 1, True, False)  # [C]
-        b_x80 = side_of_middle(o_t, 1, False, True)  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_score_q_w = tl.zeros((C, C), tl.float32)
         b_sum_x = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
+            b_r = load_tokens(
+                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv6.rec:12
             b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_w = load_tokens(
+                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv6.rec:13
             b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
             r_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv6.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_k = load_tokens(
+                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv6.rec:13
             b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
             b_G2 = b_G.to(tl.float32)  # [C, BK]
             b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
             b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv6.rec:13
             store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:13
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv6.rec:13
-            b_x4 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_score_q_w += tl.where(
-                b_level == 32 + i_z,
-                tl.dot(
-                    (b_r2 * tl.exp(tl.minimum((b_x3[:, None] * (b_G_before - b_x4)), 0.0))).to(ED),
-                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x4)), 0.0))).to(ED)),
-                    input_precision=PRECISION,
-                ),
-                0.0,
-            )  # [C, C] rwkv6.rec:12
-            b_x18 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_score_q_w += tl.where(
-                b_level == 16 + i_z,
-                tl.dot(
-                    (b_r2 * tl.exp(tl.minimum((b_x17[:, None] * (b_G_before - b_x18)), 0.0))).to(ED),
-                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x24[:, None] * (b_G2 - b_x18)), 0.0))).to(ED)),
-                    input_precision=PRECISION,
-                ),
-                0.0,
-            )  # [C, C] rwkv6.rec:12
-            b_x32 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_score_q_w += tl.where(
-                b_level == 8 + i_z,
-                tl.dot(
-                    (b_r2 * tl.exp(tl.minimum((b_x31[:, None] * (b_G_before - b_x32)), 0.0))).to(ED),
-                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x38[:, None] * (b_G2 - b_x32)), 0.0))).to(ED)),
-                    input_precision=PRECISION,
-                ),
-                0.0,
-            )  # [C, C] rwkv6.rec:12
-            b_x46 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_score_q_w += tl.where(
-                b_level == 4 + i_z,
-                tl.dot(
-                    (b_r2 * tl.exp(tl.minimum((b_x45[:, None] * (b_G_before - b_x46)), 0.0))).to(ED),
-                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x46)), 0.0))).to(ED)),
-                    input_precision=PRECISION,
-                ),
-                0.0,
-            )  # [C, C] rwkv6.rec:12
-            b_x60 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_score_q_w += tl.where(
-                b_level == 2 + i_z,
-                tl.dot(
-                    (b_r2 * tl.exp(tl.minimum((b_x59[:, None] * (b_G_before - b_x60)), 0.0))).to(ED),
-                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x66[:, None] * (b_G2 - b_x60)), 0.0))).to(ED)),
-                    input_precision=PRECISION,
-                ),
-                0.0,
-            )  # [C, C] rwkv6.rec:12
-            b_x74 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_score_q_w += tl.where(
-                b_level == 1 + i_z,
-                tl.dot(
-                    (b_r2 * tl.exp(tl.minimum((b_x73[:, None] * (b_G_before - b_x74)), 0.0))).to(ED),
-                    tl.trans((b_k2 * tl.exp(tl.minimum((b_x80[:, None] * (b_G2 - b_x74)), 0.0))).to(ED)),
-                    input_precision=PRECISION,
-                ),
-                0.0,
-            )  # [C, C] rwkv6.rec:12
-        tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
+                b_score_q_w += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l),
+                    tl.dot(
+                        (
+                            b_r2
+                            * tl.exp(
+                                tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0)
+                            )
+                        ).to(ED),
+                        tl.trans(
+                            (
+                                b_k2
+                                * tl.exp(
+                                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                                )
+                            ).to(ED)
+                        ),
+                        input_precision=PRECISION,
+                    ),
+                    0.0,
+                )  # [C, C] rwkv6.rec:12
         score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
+        tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
 
 
 @triton.jit
@@ -857,7 +819,19 @@ def chunk_gradient_kernel(
             tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "r_step_b",
+        "r_step_t",
+        "r_step_h",
+        "w_step_b",
+        "w_step_t",
+        "w_step_h",
+    ]
+)
 def chunk_gradient_steep_kernel(
     r,
     w,
@@ -873,7 +847,15 @@ def chunk_gradient_steep_kernel(
     dk,
     dw,
     du,
-    G_rows,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    r_step_b,
+    r_step_t,
+    r_step_h,
+    w_step_b,
+    w_step_t,
+    w_step_h,
     scale,
     T,
     N,
@@ -885,7 +867,6 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -897,190 +878,90 @@ def chunk_gradient_steep_kernel(
     o_t = tl.arange(0, C)
     m_t = i_t * C + o_t < T
     o_v = tl.arange(0, BV)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
         b_x2 = scale * b_sum_x  # [C]
         b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
-        b_x128 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
-        b_x8 = side_of_middle(o_t, 32, True, False)  # [C]
-        b_x14 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x21 = side_of_middle(o_t, 16, True, False)  # [C]
-        b_x27 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x35 = side_of_middle(o_t, 8, True, False)  # [C]
-        b_x41 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x49 = side_of_middle(o_t, 4, True, False)  # [C]
-        b_x55 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x63 = side_of_middle(o_t, 2, True, False)  # [C]
-        b_x69 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x77 = side_of_middle(o_t, 1, True, False)  # [C]
-        b_x83 = side_of_middle(o_t, 1, False, True)  # [C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_x37 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_k = load_tokens(
+                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv6.rec:13
             b_k2 = b_k.to(tl.float32)  # [C, BK]
             b_x3 = b_x2[:, None] * b_k2  # [C, BK]
-            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_w = load_tokens(
+                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv6.rec:13
             b_w2 = b_w.to(tl.float32)  # [C, BK]
             b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
-            b_decay_in = tl.exp(b_G_before)  # [C, BK]
-            b_dox = do_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-            b_x6 = scale * b_dox.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
             b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_r = load_tokens(
+                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv6.rec:12
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
+            tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
+            b_x5 = tl.zeros((C, BK), tl.float32)
+            b_x26 = tl.zeros((C, BK), tl.float32)
+            b_x35 = tl.zeros((C, BK), tl.float32)
+            b_x43 = tl.zeros((C, BK), tl.float32)
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x8 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
+                b_decay_read = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x8)), 0.0)
+                )  # [C, BK]
+                b_x12 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
+                b_decay_write = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x8)), 0.0)
+                )  # [C, BK]
+                b_x18 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+                b_xx = tl.dot(b_x12, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                b_x5 += b_decay_read * b_xx  # [C, BK] rwkv6.rec:12
+                b_x29 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
+                b_xx2 = tl.dot(tl.trans(b_x12), b_x29, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                b_x26 += b_decay_write * b_xx2  # [C, BK] rwkv6.rec:12
+                b_x38 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x37, 0.0)  # [C, C]
+                b_xx3 = tl.dot(tl.trans(b_x38), b_x29, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                b_x35 += b_x18.to(tl.float32) * b_xx3  # [C, BK] rwkv6.rec:12
+                b_xx4 = tl.dot(b_x38, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                b_x43 += b_x29.to(tl.float32) * b_xx4  # [C, BK] rwkv6.rec:12
+            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+            b_dr = (b_u[None, :] * b_x3) + (scale * b_x5)  # [C, BK] rwkv6.rec:13
+            b_decay_in = tl.exp(b_G_before)  # [C, BK]
+            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:12
+            b_x21 = scale * b_dox.to(tl.float32)  # [C, BK]
+            dr.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x21)).to(dr.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv6.rec:13
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv6.rec:13
             b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
             b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
-            b_dw_out = dw_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:13
+            b_dw_out = load_rows(dw_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
             b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv6.rec:12
-            b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv6.rec:12
-            b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
-            tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
-            b_x9 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_read_32 = tl.exp(tl.minimum((b_x8[:, None] * (b_G_before - b_x9)), 0.0))  # [C, BK]
-            b_x13 = tl.where(b_level == 32 + i_z, b_dov, 0.0)  # [C, C]
-            b_write_32 = tl.exp(tl.minimum((b_x14[:, None] * (b_G2 - b_x9)), 0.0))  # [C, BK]
-            b_x19 = (b_k2 * b_write_32).to(ED)  # [C, BK]
-            b_xx = tl.dot(b_x13, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x96 = (b_r2 * b_read_32).to(ED)  # [C, BK]
-            b_xx7 = tl.dot(tl.trans(b_x13), b_x96, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x129 = tl.where(b_level == 32 + i_z, b_x128, 0.0)  # [C, C]
-            b_xx13 = tl.dot(tl.trans(b_x129), b_x96, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_xx19 = tl.dot(b_x129, b_x19, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x22 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_read_16 = tl.exp(tl.minimum((b_x21[:, None] * (b_G_before - b_x22)), 0.0))  # [C, BK]
-            b_x26 = tl.where(b_level == 16 + i_z, b_dov, 0.0)  # [C, C]
-            b_write_16 = tl.exp(tl.minimum((b_x27[:, None] * (b_G2 - b_x22)), 0.0))  # [C, BK]
-            b_x32 = (b_k2 * b_write_16).to(ED)  # [C, BK]
-            b_xx2 = tl.dot(b_x26, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x34 = (b_read_32 * b_xx) + (b_read_16 * b_xx2)  # [C, BK] rwkv6.rec:12
-            b_x100 = (b_r2 * b_read_16).to(ED)  # [C, BK]
-            b_xx8 = tl.dot(tl.trans(b_x26), b_x100, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x102 = (b_write_32 * b_xx7) + (b_write_16 * b_xx8)  # [C, BK] rwkv6.rec:12
-            b_x133 = tl.where(b_level == 16 + i_z, b_x128, 0.0)  # [C, C]
-            b_xx14 = tl.dot(tl.trans(b_x133), b_x100, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x136 = (b_x19.to(tl.float32) * b_xx13) + (b_x32.to(tl.float32) * b_xx14)  # [C, BK] rwkv6.rec:12
-            b_xx20 = tl.dot(b_x133, b_x32, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x164 = (b_x96.to(tl.float32) * b_xx19) + (b_x100.to(tl.float32) * b_xx20)  # [C, BK] rwkv6.rec:12
-            b_x36 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_read_8 = tl.exp(tl.minimum((b_x35[:, None] * (b_G_before - b_x36)), 0.0))  # [C, BK]
-            b_x40 = tl.where(b_level == 8 + i_z, b_dov, 0.0)  # [C, C]
-            b_write_8 = tl.exp(tl.minimum((b_x41[:, None] * (b_G2 - b_x36)), 0.0))  # [C, BK]
-            b_x46 = (b_k2 * b_write_8).to(ED)  # [C, BK]
-            b_xx3 = tl.dot(b_x40, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x48 = b_x34 + (b_read_8 * b_xx3)  # [C, BK] rwkv6.rec:12
-            b_x105 = (b_r2 * b_read_8).to(ED)  # [C, BK]
-            b_xx9 = tl.dot(tl.trans(b_x40), b_x105, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x107 = b_x102 + (b_write_8 * b_xx9)  # [C, BK] rwkv6.rec:12
-            b_x138 = tl.where(b_level == 8 + i_z, b_x128, 0.0)  # [C, C]
-            b_xx15 = tl.dot(tl.trans(b_x138), b_x105, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x141 = b_x136 + (b_x46.to(tl.float32) * b_xx15)  # [C, BK] rwkv6.rec:12
-            b_xx21 = tl.dot(b_x138, b_x46, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x167 = b_x164 + (b_x105.to(tl.float32) * b_xx21)  # [C, BK] rwkv6.rec:12
-            b_x50 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_read_4 = tl.exp(tl.minimum((b_x49[:, None] * (b_G_before - b_x50)), 0.0))  # [C, BK]
-            b_x54 = tl.where(b_level == 4 + i_z, b_dov, 0.0)  # [C, C]
-            b_write_4 = tl.exp(tl.minimum((b_x55[:, None] * (b_G2 - b_x50)), 0.0))  # [C, BK]
-            b_x60 = (b_k2 * b_write_4).to(ED)  # [C, BK]
-            b_xx4 = tl.dot(b_x54, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x62 = b_x48 + (b_read_4 * b_xx4)  # [C, BK] rwkv6.rec:12
-            b_x110 = (b_r2 * b_read_4).to(ED)  # [C, BK]
-            b_xx10 = tl.dot(tl.trans(b_x54), b_x110, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x112 = b_x107 + (b_write_4 * b_xx10)  # [C, BK] rwkv6.rec:12
-            b_x143 = tl.where(b_level == 4 + i_z, b_x128, 0.0)  # [C, C]
-            b_xx16 = tl.dot(tl.trans(b_x143), b_x110, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x146 = b_x141 + (b_x60.to(tl.float32) * b_xx16)  # [C, BK] rwkv6.rec:12
-            b_xx22 = tl.dot(b_x143, b_x60, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x170 = b_x167 + (b_x110.to(tl.float32) * b_xx22)  # [C, BK] rwkv6.rec:12
-            b_x64 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_read_2 = tl.exp(tl.minimum((b_x63[:, None] * (b_G_before - b_x64)), 0.0))  # [C, BK]
-            b_x68 = tl.where(b_level == 2 + i_z, b_dov, 0.0)  # [C, C]
-            b_write_2 = tl.exp(tl.minimum((b_x69[:, None] * (b_G2 - b_x64)), 0.0))  # [C, BK]
-            b_x74 = (b_k2 * b_write_2).to(ED)  # [C, BK]
-            b_xx5 = tl.dot(b_x68, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x76 = b_x62 + (b_read_2 * b_xx5)  # [C, BK] rwkv6.rec:12
-            b_x115 = (b_r2 * b_read_2).to(ED)  # [C, BK]
-            b_xx11 = tl.dot(tl.trans(b_x68), b_x115, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x117 = b_x112 + (b_write_2 * b_xx11)  # [C, BK] rwkv6.rec:12
-            b_x148 = tl.where(b_level == 2 + i_z, b_x128, 0.0)  # [C, C]
-            b_xx17 = tl.dot(tl.trans(b_x148), b_x115, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x151 = b_x146 + (b_x74.to(tl.float32) * b_xx17)  # [C, BK] rwkv6.rec:12
-            b_xx23 = tl.dot(b_x148, b_x74, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_x173 = b_x170 + (b_x115.to(tl.float32) * b_xx23)  # [C, BK] rwkv6.rec:12
-            b_x78 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv6.rec:12
-            b_read_1 = tl.exp(tl.minimum((b_x77[:, None] * (b_G_before - b_x78)), 0.0))  # [C, BK]
-            b_x82 = tl.where(b_level == 1 + i_z, b_dov, 0.0)  # [C, C]
-            b_write_1 = tl.exp(tl.minimum((b_x83[:, None] * (b_G2 - b_x78)), 0.0))  # [C, BK]
-            b_x88 = (b_k2 * b_write_1).to(ED)  # [C, BK]
-            b_xx6 = tl.dot(b_x82, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            dr.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_u[None, :] * b_x3) + (b_decay_in * b_x6)) + (scale * (b_x76 + (b_read_1 * b_xx6))))
-                .to(dr.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv6.rec:13
-            b_x120 = (b_r2 * b_read_1).to(ED)  # [C, BK]
-            b_xx12 = tl.dot(tl.trans(b_x82), b_x120, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (
-                    ((b_decay_out * b_dw_out2) + (b_u[None, :] * b_x2[:, None] * b_r2))
-                    + (scale * (b_x117 + (b_write_1 * b_xx12)))
-                )
+                (((b_decay_out * b_dw_out2) + (b_u[None, :] * b_x2[:, None] * b_r2)) + (scale * b_x26))
                 .to(dk.dtype)
                 .reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:13
             b_sum_x3 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] rwkv6.rec:13
-            b_x153 = tl.where(b_level == 1 + i_z, b_x128, 0.0)  # [C, C]
-            b_xx18 = tl.dot(tl.trans(b_x153), b_x120, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv6.rec:12
             b_sum_dG = chunk_sum(
-                (
-                    tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                    - (scale * (b_x151 + (b_x88.to(tl.float32) * b_xx18)))
-                ),
+                (tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0) - (scale * b_x35)),
                 True,
                 False,
             )  # [C, BK] rwkv6.rec:13
-            b_x158 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
-            b_xx24 = tl.dot(b_x153, b_x88, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-            b_sum_x4 = chunk_sum(
-                ((b_decay_in * b_r2 * b_x6) + (scale * (b_x173 + (b_x120.to(tl.float32) * b_xx24)))), True, True
-            )  # [C, BK] rwkv6.rec:13
+            b_x42 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+            b_sum_x4 = chunk_sum(((scale * b_x43) + (b_decay_in * b_r2 * b_x21)), True, True)  # [C, BK] rwkv6.rec:13
             dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x158 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                ((b_x42 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv6.rec:13
 
 

@@ -44,18 +44,18 @@ ARGUMENTS = (
     Argument("u", "k", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False, False),
-    "prepare_steep": Facts("parallel", 17, 0, 0, 0, 6, True, False, False),
-    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False),
-    "states": Facts("forward", 1, 1, 0, 0, 1, False, True, False),
-    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, True, False),
-    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False, False),
-    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False, False),
-    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False, False),
-    "gradient_steep": Facts("parallel", 19, 0, 1, 0, 24, True, False, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False, False, False),
+    "prepare_steep": Facts("parallel", 7, 0, 0, 0, 1, True, True, False, False),
+    "scan": Facts("forward", 2, 1, 1, 0, 3, False, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False, False),
+    "states": Facts("forward", 1, 1, 0, 0, 1, False, False, True, False),
+    "reverse": Facts("backward", 1, 1, 0, 0, 1, False, False, True, False),
+    "products": Facts("parallel", 0, 2, 0, 2, 3, False, False, False, False),
+    "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False, False, False),
+    "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False, False, False),
+    "gradient_steep": Facts("parallel", 9, 0, 1, 0, 4, True, True, False, False),
 }
 
 
@@ -232,17 +232,19 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("prepare_steep", shape)
         at(
-            token_tiles(r, C, at.BK),
-            token_tiles(w, C, at.BK),
-            token_tiles(k, C, at.BK),
-            tiles(G, C, at.BK),
+            r,
+            w,
+            k,
+            G,
             u,
             tiles(r_decay_in, C, at.BK),
             tiles(score_q_w, C, C),
             sum_k,
             decay_all,
             tiles(w_out, C, at.BK),
-            G,
+            *token_steps(k),
+            *token_steps(r),
+            *token_steps(w),
         )
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
@@ -369,21 +371,23 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("gradient_steep", shape)
         at(
-            token_tiles(r, C, at.BK),
-            token_tiles(w, C, at.BK),
-            token_tiles(k, C, at.BK),
-            tiles(G, C, at.BK),
+            r,
+            w,
+            k,
+            G,
             u,
-            tiles(dw_out, C, at.BK),
+            dw_out,
             ddecay_all,
             sum_v_do,
             do_v,
-            tiles(do_state, C, at.BK),
+            do_state,
             token_tiles(dr, C, at.BK),
             token_tiles(dk, C, at.BK),
             token_tiles(dw, C, at.BK),
             du,
-            G,
+            *token_steps(k),
+            *token_steps(r),
+            *token_steps(w),
             scale,
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)

@@ -27,13 +27,25 @@ def chunk_sum(x, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def level_of(t, s):
-    """For t > s the half size of the smallest block, of a power of two of rows, that has t in its upper and s in its lower half; else 0."""
-    apart = tl.where(t > s, t ^ s, 0)
-    level = tl.where(apart >= 1, 1, 0)
-    for power in tl.static_range(1, 7):
-        level = tl.where(apart >= 2**power, 2**power, level)
-    return level
+def levels(C: tl.constexpr):
+    """How many levels a chunk has: its blocks of 2, 4, 8, ... rows, up to C."""
+    count = 0
+    for power in tl.static_range(1, 10):
+        if 2**power <= C:
+            count = power
+    return count
+
+
+@triton.jit
+def across_middle(t, s, level):
+    """Whether t stands in the upper and s in the lower half of one block of 2^(level + 1) rows."""
+    return (t > s) & ((t ^ s) >> level == 1)
+
+
+@triton.jit
+def middle_of_block(t, level):
+    """The last row of the lower half of the block of 2^(level + 1) rows that t stands in."""
+    return (t | ((2 << level) - 1)) - (1 << level)
 
 
 @triton.jit
@@ -103,15 +115,15 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def side_of_middle(t, SIZE: tl.constexpr, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
-    """+1.0 for rows in the upper half of their block of 2 * SIZE rows, -1.0 in the lower; 0.0 for the first of the upper or the last
+def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
+    """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
-    place = t % (2 * SIZE)
-    side = tl.where(place >= SIZE, 1.0, -1.0)
+    above = t - middle_of_block(t, level)
+    side = tl.where(above > 0, 1.0, -1.0)
     if UPPER_ZERO:
-        side = tl.where(place == SIZE, 0.0, side)
+        side = tl.where(above == 1, 0.0, side)
     if LOWER_ZERO:
-        side = tl.where(place == SIZE - 1, 0.0, side)
+        side = tl.where(above == 0, 0.0, side)
     return side
 
 
@@ -310,7 +322,25 @@ def chunk_prepare_kernel(
         inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "a_step_b",
+        "a_step_t",
+        "a_step_h",
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "kappa_step_b",
+        "kappa_step_t",
+        "kappa_step_h",
+        "r_step_b",
+        "r_step_t",
+        "r_step_h",
+        "w_step_b",
+        "w_step_t",
+        "w_step_h",
+    ]
+)
 def chunk_prepare_steep_kernel(
     kappa,
     w,
@@ -327,7 +357,21 @@ def chunk_prepare_steep_kernel(
     decay_all,
     w2_out,
     w1_out,
-    G_rows,
+    a_step_b,
+    a_step_t,
+    a_step_h,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    kappa_step_b,
+    kappa_step_t,
+    kappa_step_h,
+    r_step_b,
+    r_step_t,
+    r_step_h,
+    w_step_b,
+    w_step_t,
+    w_step_h,
     T,
     N,
     H: tl.constexpr,
@@ -338,7 +382,6 @@ def chunk_prepare_steep_kernel(
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -348,207 +391,95 @@ def chunk_prepare_steep_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x3 = side_of_middle(o_t, 32, True, False)  # [C]
-        b_x10 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x17 = side_of_middle(o_t, 16, True, False)  # [C]
-        b_x24 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x31 = side_of_middle(o_t, 8, True, False)  # [C]
-        b_x38 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x45 = side_of_middle(o_t, 4, True, False)  # [C]
-        b_x52 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x59 = side_of_middle(o_t, 2, True, False)  # [C]
-        b_x66 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x73 = side_of_middle(o_t, 1, True, False)  # [C]
-        b_x80 = side_of_middle(o_t, 1, False, True)  # [C]
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_score_a2_w1 = tl.zeros((C, C), tl.float32)
         b_score_a2_w2 = tl.zeros((C, C), tl.float32)
+        b_x21 = tl.zeros((C, C), tl.float32)
         b_sum_x = tl.zeros((C,), tl.float32)
-        b_x108 = tl.zeros((C, C), tl.float32)
+        b_x26 = tl.zeros((C, C), tl.float32)
         b_sum_x2 = tl.zeros((C,), tl.float32)
-        b_x123 = tl.zeros((C, C), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_kappa = load_tokens(
+                kappa, kappa_step_b, kappa_step_t, kappa_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
             b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_w = load_tokens(
+                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
             b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
             kappa_decay_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv7.rec:12
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_k = load_tokens(
+                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
             b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
             b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_x87 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
-            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_a = load_tokens(
+                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
+            b_x17 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
+            b_r = load_tokens(
+                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:13
             b_r2 = b_r.to(tl.float32)  # [C, BK]
             q_in.store(
                 [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv7.rec:13
-            b_sum_x += tl.sum((b_x87 * b_r2), 1)  # [C] rwkv7.rec:13
+            b_sum_x += tl.sum((b_x17 * b_r2), 1)  # [C] rwkv7.rec:13
             b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:12
             store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:12
             b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
             b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
             w2_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_x87 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
+                [i_bh, i_t * C, i_k * BK], (b_x17 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv7.rec:12
             w1_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv7.rec:12
-            b_x4 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_x9 = (b_kappa2 * tl.exp(tl.minimum((b_x3[:, None] * (b_G_before - b_x4)), 0.0))).to(ED)  # [C, BK]
-            b_write_32 = tl.exp(tl.minimum((b_x10[:, None] * (b_G2 - b_x4)), 0.0))  # [C, BK]
-            b_x16 = tl.trans((b_k2 * b_write_32).to(ED))  # [BK, C]
-            b_score_a2_w1 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x9, b_x16, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x90 = tl.trans((b_x87 * b_write_32).to(ED))  # [BK, C]
-            b_score_a2_w2 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x9, b_x90, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x110 = (b_r2 * b_write_32).to(ED)  # [C, BK]
-            b_x108 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x110, b_x90, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x123 += tl.where(
-                b_level == 32 + i_z, tl.dot(b_x110, b_x16, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x18 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_x23 = (b_kappa2 * tl.exp(tl.minimum((b_x17[:, None] * (b_G_before - b_x18)), 0.0))).to(ED)  # [C, BK]
-            b_write_16 = tl.exp(tl.minimum((b_x24[:, None] * (b_G2 - b_x18)), 0.0))  # [C, BK]
-            b_x30 = tl.trans((b_k2 * b_write_16).to(ED))  # [BK, C]
-            b_score_a2_w1 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x23, b_x30, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x93 = tl.trans((b_x87 * b_write_16).to(ED))  # [BK, C]
-            b_score_a2_w2 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x23, b_x93, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x112 = (b_r2 * b_write_16).to(ED)  # [C, BK]
-            b_x108 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x112, b_x93, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x123 += tl.where(
-                b_level == 16 + i_z, tl.dot(b_x112, b_x30, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x32 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_x37 = (b_kappa2 * tl.exp(tl.minimum((b_x31[:, None] * (b_G_before - b_x32)), 0.0))).to(ED)  # [C, BK]
-            b_write_8 = tl.exp(tl.minimum((b_x38[:, None] * (b_G2 - b_x32)), 0.0))  # [C, BK]
-            b_x44 = tl.trans((b_k2 * b_write_8).to(ED))  # [BK, C]
-            b_score_a2_w1 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x37, b_x44, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x96 = tl.trans((b_x87 * b_write_8).to(ED))  # [BK, C]
-            b_score_a2_w2 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x37, b_x96, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x114 = (b_r2 * b_write_8).to(ED)  # [C, BK]
-            b_x108 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x114, b_x96, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x123 += tl.where(
-                b_level == 8 + i_z, tl.dot(b_x114, b_x44, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x46 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_x51 = (b_kappa2 * tl.exp(tl.minimum((b_x45[:, None] * (b_G_before - b_x46)), 0.0))).to(ED)  # [C, BK]
-            b_write_4 = tl.exp(tl.minimum((b_x52[:, None] * (b_G2 - b_x46)), 0.0))  # [C, BK]
-            b_x58 = tl.trans((b_k2 * b_write_4).to(ED))  # [BK, C]
-            b_score_a2_w1 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x51, b_x58, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x99 = tl.trans((b_x87 * b_write_4).to(ED))  # [BK, C]
-            b_score_a2_w2 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x51, b_x99, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x116 = (b_r2 * b_write_4).to(ED)  # [C, BK]
-            b_x108 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x116, b_x99, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x123 += tl.where(
-                b_level == 4 + i_z, tl.dot(b_x116, b_x58, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x60 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_x65 = (b_kappa2 * tl.exp(tl.minimum((b_x59[:, None] * (b_G_before - b_x60)), 0.0))).to(ED)  # [C, BK]
-            b_write_2 = tl.exp(tl.minimum((b_x66[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
-            b_x72 = tl.trans((b_k2 * b_write_2).to(ED))  # [BK, C]
-            b_score_a2_w1 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x65, b_x72, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x102 = tl.trans((b_x87 * b_write_2).to(ED))  # [BK, C]
-            b_score_a2_w2 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x65, b_x102, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x118 = (b_r2 * b_write_2).to(ED)  # [C, BK]
-            b_x108 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x118, b_x102, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x123 += tl.where(
-                b_level == 2 + i_z, tl.dot(b_x118, b_x72, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x74 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_x79 = (b_kappa2 * tl.exp(tl.minimum((b_x73[:, None] * (b_G_before - b_x74)), 0.0))).to(ED)  # [C, BK]
-            b_write_1 = tl.exp(tl.minimum((b_x80[:, None] * (b_G2 - b_x74)), 0.0))  # [C, BK]
-            b_x86 = tl.trans((b_k2 * b_write_1).to(ED))  # [BK, C]
-            b_score_a2_w1 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x79, b_x86, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x105 = tl.trans((b_x87 * b_write_1).to(ED))  # [BK, C]
-            b_score_a2_w2 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x79, b_x105, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:12
-            b_x120 = (b_r2 * b_write_1).to(ED)  # [C, BK]
-            b_x108 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x120, b_x105, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
-            b_x123 += tl.where(
-                b_level == 1 + i_z, tl.dot(b_x120, b_x86, input_precision=PRECISION), 0.0
-            )  # [C, C] rwkv7.rec:13
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
+                b_x9 = (
+                    b_kappa2
+                    * tl.exp(tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0))
+                ).to(ED)  # [C, BK]
+                b_decay_write = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                )  # [C, BK]
+                b_x16 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
+                b_score_a2_w1 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x9, b_x16, input_precision=PRECISION), 0.0
+                )  # [C, C] rwkv7.rec:12
+                b_x20 = tl.trans((b_x17 * b_decay_write).to(ED))  # [BK, C]
+                b_score_a2_w2 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x9, b_x20, input_precision=PRECISION), 0.0
+                )  # [C, C] rwkv7.rec:12
+                b_x23 = (b_r2 * b_decay_write).to(ED)  # [C, BK]
+                b_x21 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x23, b_x20, input_precision=PRECISION), 0.0
+                )  # [C, C] rwkv7.rec:13
+                b_x26 += tl.where(
+                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x23, b_x16, input_precision=PRECISION), 0.0
+                )  # [C, C] rwkv7.rec:13
         score_a2_w1.store(
             [i_bh, i_t * C, 0], b_score_a2_w1.to(score_a2_w1.dtype).reshape(1, C, C)
         )  # [C, C] rwkv7.rec:12
         score_q_w2.store(
             [i_bh, i_t * C, 0],
-            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0) + b_x108)
+            (b_x21 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
             .to(score_q_w2.dtype)
             .reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
         score_q_w1.store(
             [i_bh, i_t * C, 0],
-            (tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0) + b_x123)
+            (b_x26 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0))
             .to(score_q_w1.dtype)
             .reshape(1, C, C),
         )  # [C, C] rwkv7.rec:13
@@ -1145,7 +1076,25 @@ def chunk_gradient_kernel(
             )  # [C, BK] rwkv7.rec:12
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "a_step_b",
+        "a_step_t",
+        "a_step_h",
+        "k_step_b",
+        "k_step_t",
+        "k_step_h",
+        "kappa_step_b",
+        "kappa_step_t",
+        "kappa_step_h",
+        "r_step_b",
+        "r_step_t",
+        "r_step_h",
+        "w_step_b",
+        "w_step_t",
+        "w_step_h",
+    ]
+)
 def chunk_gradient_steep_kernel(
     kappa,
     w,
@@ -1169,7 +1118,21 @@ def chunk_gradient_steep_kernel(
     dk,
     dkappa,
     da,
-    G_rows,
+    a_step_b,
+    a_step_t,
+    a_step_h,
+    k_step_b,
+    k_step_t,
+    k_step_h,
+    kappa_step_b,
+    kappa_step_t,
+    kappa_step_h,
+    r_step_b,
+    r_step_t,
+    r_step_h,
+    w_step_b,
+    w_step_t,
+    w_step_h,
     T,
     N,
     H: tl.constexpr,
@@ -1179,7 +1142,6 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
     i_p = tl.program_id(0)
@@ -1189,375 +1151,143 @@ def chunk_gradient_steep_kernel(
     i_bh = i_b * H + i_h
     i_c = i_bh.to(tl.int64) * N + i_t
     o_t = tl.arange(0, C)
-    b_level = level_of(o_t[:, None], o_t[None, :])  # [C, C]
-    if is_steep(G_rows + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
-        b_x4 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
+    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
         b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
         b_dscore_q_w2 = load_rows(dscore_q_w2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+        b_x17 = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
+        b_x19 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
         b_dYU2 = load_rows(dY_U2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
-        b_x97 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU2, 0.0)  # [C, C]
+        b_x40 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU2, 0.0)  # [C, C]
         b_dYv = load_rows(dY_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
-        b_x109 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYv, 0.0)  # [C, C]
-        b_x7 = side_of_middle(o_t, 32, False, True)  # [C]
-        b_x100 = side_of_middle(o_t, 32, True, False)  # [C]
-        b_x20 = side_of_middle(o_t, 16, False, True)  # [C]
-        b_x121 = side_of_middle(o_t, 16, True, False)  # [C]
-        b_x33 = side_of_middle(o_t, 8, False, True)  # [C]
-        b_x140 = side_of_middle(o_t, 8, True, False)  # [C]
-        b_x46 = side_of_middle(o_t, 4, False, True)  # [C]
-        b_x159 = side_of_middle(o_t, 4, True, False)  # [C]
-        b_x59 = side_of_middle(o_t, 2, False, True)  # [C]
-        b_x178 = side_of_middle(o_t, 2, True, False)  # [C]
-        b_x72 = side_of_middle(o_t, 1, False, True)  # [C]
-        b_x232 = side_of_middle(o_t, 1, True, False)  # [C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=STAGES):
+        b_x52 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYv, 0.0)  # [C, C]
+        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
             o_k = i_k * BK + tl.arange(0, BK)
-            i_z = tl.where(
-                i_k < -T, 1, 0
-            )  # 0, and not known to be: the masked scores of all levels must not leave the loop
-            b_k = k.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_kappa = kappa.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-            b_a = a.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_x3 = b_kappa2 * b_a2  # [C, BK]
-            b_G = G.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
             b_G2 = b_G.to(tl.float32)  # [C, BK]
+            b_k = load_tokens(
+                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
+            b_k2 = b_k.to(tl.float32)  # [C, BK]
+            b_kappa = load_tokens(
+                kappa, kappa_step_b, kappa_step_t, kappa_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
+            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+            b_a = load_tokens(
+                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
+            b_a2 = b_a.to(tl.float32)  # [C, BK]
+            b_x12 = b_kappa2 * b_a2  # [C, BK]
+            b_r = load_tokens(
+                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:13
+            b_r2 = b_r.to(tl.float32)  # [C, BK]
+            b_w = load_tokens(
+                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+            )  # [C, BK] rwkv7.rec:12
+            b_w2 = b_w.to(tl.float32)  # [C, BK]
+            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
+            b_x = tl.zeros((C, BK), tl.float32)
+            b_x25 = tl.zeros((C, BK), tl.float32)
+            b_x61 = tl.zeros((C, BK), tl.float32)
+            b_x72 = tl.zeros((C, BK), tl.float32)
+            b_x80 = tl.zeros((C, BK), tl.float32)
+            b_x86 = tl.zeros((C, BK), tl.float32)
+            for i_l in tl.range(
+                0, levels(C), num_stages=1
+            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+                b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
+                b_decay_write = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
+                )  # [C, BK]
+                b_x7 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_q_w1, 0.0)  # [C, C]
+                b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+                b_x30 = b_x9.to(tl.float32)  # [C, BK]
+                b_xx = tl.dot(b_x7, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                b_x11 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_q_w2, 0.0)  # [C, C]
+                b_x14 = (b_x12 * b_decay_write).to(ED)  # [C, BK]
+                b_x36 = b_x14.to(tl.float32)  # [C, BK]
+                b_xx2 = tl.dot(b_x11, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                b_x += (b_decay_write * b_xx) + (b_decay_write * b_xx2)  # [C, BK] rwkv7.rec:12
+                b_x27 = (b_r2 * b_decay_write).to(ED)  # [C, BK]
+                b_x28 = b_x27.to(tl.float32)  # [C, BK]
+                b_xx3 = tl.dot(tl.trans(b_x7), b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                b_x33 = (b_x28 * b_xx) - (b_x30 * b_xx3)  # [C, BK] rwkv7.rec:12
+                b_x35 = b_x33 + (b_x28 * b_xx2)  # [C, BK] rwkv7.rec:12
+                b_xx4 = tl.dot(tl.trans(b_x11), b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                b_x39 = b_x35 - (b_x36 * b_xx4)  # [C, BK] rwkv7.rec:12
+                b_x41 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x40, 0.0)  # [C, C]
+                b_decay_read = tl.exp(
+                    tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x3)), 0.0)
+                )  # [C, BK]
+                b_x49 = (b_kappa2 * b_decay_read).to(ED)  # [C, BK]
+                b_x62 = b_x49.to(tl.float32)  # [C, BK]
+                b_xx5 = tl.dot(tl.trans(b_x41), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_x51 = b_x39 + (b_x36 * b_xx5)  # [C, BK] rwkv7.rec:12
+                b_x53 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x52, 0.0)  # [C, C]
+                b_xx6 = tl.dot(tl.trans(b_x53), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_x25 += b_x51 + (b_x30 * b_xx6)  # [C, BK] rwkv7.rec:12
+                b_xx7 = tl.dot(b_x41, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_xx8 = tl.dot(b_x53, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_x61 += (-(b_x62 * b_xx7)) - (b_x62 * b_xx8)  # [C, BK] rwkv7.rec:12
+                b_x74 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYv, 0.0)  # [C, C]
+                b_xx9 = tl.dot(tl.trans(b_x74), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_x72 += (b_decay_write * b_xx3) - (b_decay_write * b_xx9)  # [C, BK] rwkv7.rec:12
+                b_x81 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU2, 0.0)  # [C, C]
+                b_xx10 = tl.dot(b_x81, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_xx11 = tl.dot(b_x74, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_x80 += (-(b_decay_read * b_xx10)) - (b_decay_read * b_xx11)  # [C, BK] rwkv7.rec:12
+                b_xx12 = tl.dot(tl.trans(b_x81), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                b_x86 += (b_decay_write * b_xx4) - (b_decay_write * b_xx12)  # [C, BK] rwkv7.rec:12
             b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dq_in = dq_in.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
+            b_dq_in = load_rows(dq_in, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:13
             b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
+            dr.store(
+                [i_b, i_h, i_t * C, i_k * BK],
+                (((b_x + (b_x17[:, None] * b_k2)) + (b_x19[:, None] * b_x12)) + (b_decay_in * b_dq_in2))
+                .to(dr.dtype)
+                .reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
             b_G_row = tl.load(
-                G_rows + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
             )  # [BK] rwkv7.rec:12
             b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
             b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_dw1_out = dw1_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
+            b_dw1_out = load_rows(dw1_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
             b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-            b_dw2_out = dw2_out.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv7.rec:13
-            b_r = r.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:13
-            b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_w = w.load([i_b, i_h, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_w2 = b_w.to(tl.float32)  # [C, BK]
-            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
-            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
-            b_dYx = dY_state.load([i_bh, i_t * C, i_k * BK]).reshape(C, BK)  # [C, BK] rwkv7.rec:12
-            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-            b_x8 = tl.load(
-                G_rows + (i_c * C + o_t // 64 * 64 + 31)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_write_32 = tl.exp(tl.minimum((b_x7[:, None] * (b_G2 - b_x8)), 0.0))  # [C, BK]
-            b_x12 = tl.where(b_level == 32 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-            b_x14 = (b_k2 * b_write_32).to(ED)  # [C, BK]
-            b_x108 = b_x14.to(tl.float32)  # [C, BK]
-            b_xx = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr3 = (((b_x[:, None] * b_k2) + (b_x4[:, None] * b_x3)) + (b_decay_in * b_dq_in2)) + (
-                b_write_32 * b_xx
-            )  # [C, BK] rwkv7.rec:12
-            b_x16 = tl.where(b_level == 32 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-            b_x18 = (b_x3 * b_write_32).to(ED)  # [C, BK]
-            b_x96 = b_x18.to(tl.float32)  # [C, BK]
-            b_xx2 = tl.dot(b_x16, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr4 = b_dr3 + (b_write_32 * b_xx2)  # [C, BK] rwkv7.rec:12
-            b_x92 = (b_r2 * b_write_32).to(ED)  # [C, BK]
-            b_x93 = b_x92.to(tl.float32)  # [C, BK]
-            b_dG2 = (
-                tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
-                + (b_decay_in * b_r2 * b_dq_in2)
-            ) + (b_x93 * b_xx)  # [C, BK] rwkv7.rec:12
-            b_dG3 = b_dG2 + (b_x93 * b_xx2)  # [C, BK] rwkv7.rec:12
-            b_x98 = tl.where(b_level == 32 + i_z, b_x97, 0.0)  # [C, C]
-            b_read_32 = tl.exp(tl.minimum((b_x100[:, None] * (b_G_before - b_x8)), 0.0))  # [C, BK]
-            b_x106 = (b_kappa2 * b_read_32).to(ED)  # [C, BK]
-            b_x245 = b_x106.to(tl.float32)  # [C, BK]
-            b_xx13 = tl.dot(tl.trans(b_x98), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG4 = b_dG3 + (b_x96 * b_xx13)  # [C, BK] rwkv7.rec:12
-            b_x110 = tl.where(b_level == 32 + i_z, b_x109, 0.0)  # [C, C]
-            b_xx14 = tl.dot(tl.trans(b_x110), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG5 = b_dG4 + (b_x108 * b_xx14)  # [C, BK] rwkv7.rec:12
-            b_xx23 = tl.dot(tl.trans(b_x12), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dk2 = ((b_decay_out * b_dw1_out2) + (b_x[:, None] * b_r2)) + (b_write_32 * b_xx23)  # [C, BK] rwkv7.rec:12
-            b_xx29 = tl.dot(tl.trans(b_x16), b_x92, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x331 = ((b_decay_out * b_dw2_out2) + (b_x4[:, None] * b_r2)) + (
-                b_write_32 * b_xx29
-            )  # [C, BK] rwkv7.rec:12
-            b_xx37 = tl.dot(b_x98, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx43 = tl.dot(b_x110, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x285 = tl.where(b_level == 32 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx49 = tl.dot(tl.trans(b_x285), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x310 = tl.where(b_level == 32 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx55 = tl.dot(b_x310, b_x18, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx61 = tl.dot(tl.trans(b_x310), b_x106, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_xx67 = tl.dot(b_x285, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x21 = tl.load(
-                G_rows + (i_c * C + o_t // 32 * 32 + 15)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_write_16 = tl.exp(tl.minimum((b_x20[:, None] * (b_G2 - b_x21)), 0.0))  # [C, BK]
-            b_x25 = tl.where(b_level == 16 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-            b_x27 = (b_k2 * b_write_16).to(ED)  # [C, BK]
-            b_x128 = b_x27.to(tl.float32)  # [C, BK]
-            b_xx3 = tl.dot(b_x25, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr5 = b_dr4 + (b_write_16 * b_xx3)  # [C, BK] rwkv7.rec:12
-            b_x29 = tl.where(b_level == 16 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-            b_x31 = (b_x3 * b_write_16).to(ED)  # [C, BK]
-            b_x118 = b_x31.to(tl.float32)  # [C, BK]
-            b_xx4 = tl.dot(b_x29, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr6 = b_dr5 + (b_write_16 * b_xx4)  # [C, BK] rwkv7.rec:12
-            b_x114 = (b_r2 * b_write_16).to(ED)  # [C, BK]
-            b_x115 = b_x114.to(tl.float32)  # [C, BK]
-            b_dG6 = b_dG5 + (b_x115 * b_xx3)  # [C, BK] rwkv7.rec:12
-            b_dG7 = b_dG6 + (b_x115 * b_xx4)  # [C, BK] rwkv7.rec:12
-            b_x119 = tl.where(b_level == 16 + i_z, b_x97, 0.0)  # [C, C]
-            b_read_16 = tl.exp(tl.minimum((b_x121[:, None] * (b_G_before - b_x21)), 0.0))  # [C, BK]
-            b_x126 = (b_kappa2 * b_read_16).to(ED)  # [C, BK]
-            b_x247 = b_x126.to(tl.float32)  # [C, BK]
-            b_xx15 = tl.dot(tl.trans(b_x119), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG8 = b_dG7 + (b_x118 * b_xx15)  # [C, BK] rwkv7.rec:12
-            b_x129 = tl.where(b_level == 16 + i_z, b_x109, 0.0)  # [C, C]
-            b_xx16 = tl.dot(tl.trans(b_x129), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG9 = b_dG8 + (b_x128 * b_xx16)  # [C, BK] rwkv7.rec:12
-            b_xx24 = tl.dot(tl.trans(b_x25), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x197 = (b_x108 * b_xx23) + (b_x128 * b_xx24)  # [C, BK] rwkv7.rec:13
-            b_dk3 = b_dk2 + (b_write_16 * b_xx24)  # [C, BK] rwkv7.rec:12
-            b_xx30 = tl.dot(tl.trans(b_x29), b_x114, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x216 = (b_x96 * b_xx29) + (b_x118 * b_xx30)  # [C, BK] rwkv7.rec:13
-            b_x333 = b_x331 + (b_write_16 * b_xx30)  # [C, BK] rwkv7.rec:12
-            b_xx38 = tl.dot(b_x119, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x249 = (b_x245 * b_xx37) + (b_x247 * b_xx38)  # [C, BK] rwkv7.rec:12
-            b_xx44 = tl.dot(b_x129, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x264 = (b_x245 * b_xx43) + (b_x247 * b_xx44)  # [C, BK] rwkv7.rec:12
-            b_x288 = tl.where(b_level == 16 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx50 = tl.dot(tl.trans(b_x288), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x291 = (b_write_32 * b_xx49) + (b_write_16 * b_xx50)  # [C, BK] rwkv7.rec:12
-            b_x312 = tl.where(b_level == 16 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx56 = tl.dot(b_x312, b_x31, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x314 = (b_read_32 * b_xx55) + (b_read_16 * b_xx56)  # [C, BK] rwkv7.rec:12
-            b_xx62 = tl.dot(tl.trans(b_x312), b_x126, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x346 = (b_write_32 * b_xx61) + (b_write_16 * b_xx62)  # [C, BK] rwkv7.rec:12
-            b_xx68 = tl.dot(b_x288, b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x363 = (b_read_32 * b_xx67) + (b_read_16 * b_xx68)  # [C, BK] rwkv7.rec:12
-            b_x34 = tl.load(
-                G_rows + (i_c * C + o_t // 16 * 16 + 7)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_write_8 = tl.exp(tl.minimum((b_x33[:, None] * (b_G2 - b_x34)), 0.0))  # [C, BK]
-            b_x38 = tl.where(b_level == 8 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-            b_x40 = (b_k2 * b_write_8).to(ED)  # [C, BK]
-            b_x147 = b_x40.to(tl.float32)  # [C, BK]
-            b_xx5 = tl.dot(b_x38, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr7 = b_dr6 + (b_write_8 * b_xx5)  # [C, BK] rwkv7.rec:12
-            b_x42 = tl.where(b_level == 8 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-            b_x44 = (b_x3 * b_write_8).to(ED)  # [C, BK]
-            b_x137 = b_x44.to(tl.float32)  # [C, BK]
-            b_xx6 = tl.dot(b_x42, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr8 = b_dr7 + (b_write_8 * b_xx6)  # [C, BK] rwkv7.rec:12
-            b_x133 = (b_r2 * b_write_8).to(ED)  # [C, BK]
-            b_x134 = b_x133.to(tl.float32)  # [C, BK]
-            b_dG10 = b_dG9 + (b_x134 * b_xx5)  # [C, BK] rwkv7.rec:12
-            b_dG11 = b_dG10 + (b_x134 * b_xx6)  # [C, BK] rwkv7.rec:12
-            b_x138 = tl.where(b_level == 8 + i_z, b_x97, 0.0)  # [C, C]
-            b_read_8 = tl.exp(tl.minimum((b_x140[:, None] * (b_G_before - b_x34)), 0.0))  # [C, BK]
-            b_x145 = (b_kappa2 * b_read_8).to(ED)  # [C, BK]
-            b_x250 = b_x145.to(tl.float32)  # [C, BK]
-            b_xx17 = tl.dot(tl.trans(b_x138), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG12 = b_dG11 + (b_x137 * b_xx17)  # [C, BK] rwkv7.rec:12
-            b_x148 = tl.where(b_level == 8 + i_z, b_x109, 0.0)  # [C, C]
-            b_xx18 = tl.dot(tl.trans(b_x148), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG13 = b_dG12 + (b_x147 * b_xx18)  # [C, BK] rwkv7.rec:12
-            b_xx25 = tl.dot(tl.trans(b_x38), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x200 = b_x197 + (b_x147 * b_xx25)  # [C, BK] rwkv7.rec:13
-            b_dk4 = b_dk3 + (b_write_8 * b_xx25)  # [C, BK] rwkv7.rec:12
-            b_xx31 = tl.dot(tl.trans(b_x42), b_x133, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x219 = b_x216 + (b_x137 * b_xx31)  # [C, BK] rwkv7.rec:13
-            b_x335 = b_x333 + (b_write_8 * b_xx31)  # [C, BK] rwkv7.rec:12
-            b_xx39 = tl.dot(b_x138, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x252 = b_x249 + (b_x250 * b_xx39)  # [C, BK] rwkv7.rec:12
-            b_xx45 = tl.dot(b_x148, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x266 = b_x264 + (b_x250 * b_xx45)  # [C, BK] rwkv7.rec:12
-            b_x292 = tl.where(b_level == 8 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx51 = tl.dot(tl.trans(b_x292), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x295 = b_x291 + (b_write_8 * b_xx51)  # [C, BK] rwkv7.rec:12
-            b_x315 = tl.where(b_level == 8 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx57 = tl.dot(b_x315, b_x44, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x317 = b_x314 + (b_read_8 * b_xx57)  # [C, BK] rwkv7.rec:12
-            b_xx63 = tl.dot(tl.trans(b_x315), b_x145, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x349 = b_x346 + (b_write_8 * b_xx63)  # [C, BK] rwkv7.rec:12
-            b_xx69 = tl.dot(b_x292, b_x40, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x365 = b_x363 + (b_read_8 * b_xx69)  # [C, BK] rwkv7.rec:12
-            b_x47 = tl.load(
-                G_rows + (i_c * C + o_t // 8 * 8 + 3)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_write_4 = tl.exp(tl.minimum((b_x46[:, None] * (b_G2 - b_x47)), 0.0))  # [C, BK]
-            b_x51 = tl.where(b_level == 4 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-            b_x53 = (b_k2 * b_write_4).to(ED)  # [C, BK]
-            b_x166 = b_x53.to(tl.float32)  # [C, BK]
-            b_xx7 = tl.dot(b_x51, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr9 = b_dr8 + (b_write_4 * b_xx7)  # [C, BK] rwkv7.rec:12
-            b_x55 = tl.where(b_level == 4 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-            b_x57 = (b_x3 * b_write_4).to(ED)  # [C, BK]
-            b_x156 = b_x57.to(tl.float32)  # [C, BK]
-            b_xx8 = tl.dot(b_x55, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr10 = b_dr9 + (b_write_4 * b_xx8)  # [C, BK] rwkv7.rec:12
-            b_x152 = (b_r2 * b_write_4).to(ED)  # [C, BK]
-            b_x153 = b_x152.to(tl.float32)  # [C, BK]
-            b_dG14 = b_dG13 + (b_x153 * b_xx7)  # [C, BK] rwkv7.rec:12
-            b_dG15 = b_dG14 + (b_x153 * b_xx8)  # [C, BK] rwkv7.rec:12
-            b_x157 = tl.where(b_level == 4 + i_z, b_x97, 0.0)  # [C, C]
-            b_read_4 = tl.exp(tl.minimum((b_x159[:, None] * (b_G_before - b_x47)), 0.0))  # [C, BK]
-            b_x164 = (b_kappa2 * b_read_4).to(ED)  # [C, BK]
-            b_x253 = b_x164.to(tl.float32)  # [C, BK]
-            b_xx19 = tl.dot(tl.trans(b_x157), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG16 = b_dG15 + (b_x156 * b_xx19)  # [C, BK] rwkv7.rec:12
-            b_x167 = tl.where(b_level == 4 + i_z, b_x109, 0.0)  # [C, C]
-            b_xx20 = tl.dot(tl.trans(b_x167), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG17 = b_dG16 + (b_x166 * b_xx20)  # [C, BK] rwkv7.rec:12
-            b_xx26 = tl.dot(tl.trans(b_x51), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x203 = b_x200 + (b_x166 * b_xx26)  # [C, BK] rwkv7.rec:13
-            b_dk5 = b_dk4 + (b_write_4 * b_xx26)  # [C, BK] rwkv7.rec:12
-            b_xx32 = tl.dot(tl.trans(b_x55), b_x152, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x222 = b_x219 + (b_x156 * b_xx32)  # [C, BK] rwkv7.rec:13
-            b_x337 = b_x335 + (b_write_4 * b_xx32)  # [C, BK] rwkv7.rec:12
-            b_xx40 = tl.dot(b_x157, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x255 = b_x252 + (b_x253 * b_xx40)  # [C, BK] rwkv7.rec:12
-            b_xx46 = tl.dot(b_x167, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x268 = b_x266 + (b_x253 * b_xx46)  # [C, BK] rwkv7.rec:12
-            b_x296 = tl.where(b_level == 4 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx52 = tl.dot(tl.trans(b_x296), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x299 = b_x295 + (b_write_4 * b_xx52)  # [C, BK] rwkv7.rec:12
-            b_x318 = tl.where(b_level == 4 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx58 = tl.dot(b_x318, b_x57, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x320 = b_x317 + (b_read_4 * b_xx58)  # [C, BK] rwkv7.rec:12
-            b_xx64 = tl.dot(tl.trans(b_x318), b_x164, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x352 = b_x349 + (b_write_4 * b_xx64)  # [C, BK] rwkv7.rec:12
-            b_xx70 = tl.dot(b_x296, b_x53, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x367 = b_x365 + (b_read_4 * b_xx70)  # [C, BK] rwkv7.rec:12
-            b_x60 = tl.load(
-                G_rows + (i_c * C + o_t // 4 * 4 + 1)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_write_2 = tl.exp(tl.minimum((b_x59[:, None] * (b_G2 - b_x60)), 0.0))  # [C, BK]
-            b_x64 = tl.where(b_level == 2 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-            b_x66 = (b_k2 * b_write_2).to(ED)  # [C, BK]
-            b_x185 = b_x66.to(tl.float32)  # [C, BK]
-            b_xx9 = tl.dot(b_x64, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr11 = b_dr10 + (b_write_2 * b_xx9)  # [C, BK] rwkv7.rec:12
-            b_x68 = tl.where(b_level == 2 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-            b_x70 = (b_x3 * b_write_2).to(ED)  # [C, BK]
-            b_x175 = b_x70.to(tl.float32)  # [C, BK]
-            b_xx10 = tl.dot(b_x68, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr12 = b_dr11 + (b_write_2 * b_xx10)  # [C, BK] rwkv7.rec:12
-            b_x171 = (b_r2 * b_write_2).to(ED)  # [C, BK]
-            b_x172 = b_x171.to(tl.float32)  # [C, BK]
-            b_dG18 = b_dG17 + (b_x172 * b_xx9)  # [C, BK] rwkv7.rec:12
-            b_dG19 = b_dG18 + (b_x172 * b_xx10)  # [C, BK] rwkv7.rec:12
-            b_x176 = tl.where(b_level == 2 + i_z, b_x97, 0.0)  # [C, C]
-            b_read_2 = tl.exp(tl.minimum((b_x178[:, None] * (b_G_before - b_x60)), 0.0))  # [C, BK]
-            b_x183 = (b_kappa2 * b_read_2).to(ED)  # [C, BK]
-            b_x256 = b_x183.to(tl.float32)  # [C, BK]
-            b_xx21 = tl.dot(tl.trans(b_x176), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG20 = b_dG19 + (b_x175 * b_xx21)  # [C, BK] rwkv7.rec:12
-            b_x186 = tl.where(b_level == 2 + i_z, b_x109, 0.0)  # [C, C]
-            b_xx22 = tl.dot(tl.trans(b_x186), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG21 = b_dG20 + (b_x185 * b_xx22)  # [C, BK] rwkv7.rec:12
-            b_xx27 = tl.dot(tl.trans(b_x64), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x206 = b_x203 + (b_x185 * b_xx27)  # [C, BK] rwkv7.rec:13
-            b_dk6 = b_dk5 + (b_write_2 * b_xx27)  # [C, BK] rwkv7.rec:12
-            b_xx33 = tl.dot(tl.trans(b_x68), b_x171, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_x225 = b_x222 + (b_x175 * b_xx33)  # [C, BK] rwkv7.rec:13
-            b_x339 = b_x337 + (b_write_2 * b_xx33)  # [C, BK] rwkv7.rec:12
-            b_xx41 = tl.dot(b_x176, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x258 = b_x255 + (b_x256 * b_xx41)  # [C, BK] rwkv7.rec:12
-            b_xx47 = tl.dot(b_x186, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x270 = b_x268 + (b_x256 * b_xx47)  # [C, BK] rwkv7.rec:12
-            b_x300 = tl.where(b_level == 2 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx53 = tl.dot(tl.trans(b_x300), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x303 = b_x299 + (b_write_2 * b_xx53)  # [C, BK] rwkv7.rec:12
-            b_x321 = tl.where(b_level == 2 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx59 = tl.dot(b_x321, b_x70, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x323 = b_x320 + (b_read_2 * b_xx59)  # [C, BK] rwkv7.rec:12
-            b_xx65 = tl.dot(tl.trans(b_x321), b_x183, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x355 = b_x352 + (b_write_2 * b_xx65)  # [C, BK] rwkv7.rec:12
-            b_xx71 = tl.dot(b_x300, b_x66, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x369 = b_x367 + (b_read_2 * b_xx71)  # [C, BK] rwkv7.rec:12
-            b_x73 = tl.load(
-                G_rows + (i_c * C + o_t // 2 * 2 + 0)[:, None] * ((K + 3) // 4 * 4) + o_k[None, :],
-                mask=o_k[None, :] < K,
-                other=0.0,
-            )  # [C, BK] rwkv7.rec:12
-            b_write_1 = tl.exp(tl.minimum((b_x72[:, None] * (b_G2 - b_x73)), 0.0))  # [C, BK]
-            b_x77 = tl.where(b_level == 1 + i_z, b_dscore_q_w1, 0.0)  # [C, C]
-            b_x79 = (b_k2 * b_write_1).to(ED)  # [C, BK]
-            b_x207 = b_x79.to(tl.float32)  # [C, BK]
-            b_xx11 = tl.dot(b_x77, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dr13 = b_dr12 + (b_write_1 * b_xx11)  # [C, BK] rwkv7.rec:12
-            b_x81 = tl.where(b_level == 1 + i_z, b_dscore_q_w2, 0.0)  # [C, C]
-            b_x83 = (b_x3 * b_write_1).to(ED)  # [C, BK]
-            b_x226 = b_x83.to(tl.float32)  # [C, BK]
-            b_xx12 = tl.dot(b_x81, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            dr.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dr13 + (b_write_1 * b_xx12)).to(dr.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] rwkv7.rec:12
-            b_sum_x2 = chunk_sum(
-                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x3 * b_dw2_out2))), False, True
-            )  # [C, BK] rwkv7.rec:12
-            b_x190 = (b_r2 * b_write_1).to(ED)  # [C, BK]
-            b_x191 = b_x190.to(tl.float32)  # [C, BK]
-            b_dG22 = b_dG21 + (b_x191 * b_xx11)  # [C, BK] rwkv7.rec:12
-            b_xx28 = tl.dot(tl.trans(b_x77), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dG23 = b_dG22 - (b_x206 + (b_x207 * b_xx28))  # [C, BK] rwkv7.rec:12
-            b_dG24 = b_dG23 + (b_x191 * b_xx12)  # [C, BK] rwkv7.rec:12
-            b_dk7 = b_dk6 + (b_write_1 * b_xx28)  # [C, BK] rwkv7.rec:12
-            b_xx34 = tl.dot(tl.trans(b_x81), b_x190, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-            b_dG25 = b_dG24 - (b_x225 + (b_x226 * b_xx34))  # [C, BK] rwkv7.rec:12
-            b_x341 = b_x339 + (b_write_1 * b_xx34)  # [C, BK] rwkv7.rec:12
-            b_x230 = tl.where(b_level == 1 + i_z, b_x97, 0.0)  # [C, C]
-            b_read_1 = tl.exp(tl.minimum((b_x232[:, None] * (b_G_before - b_x73)), 0.0))  # [C, BK]
-            b_x237 = (b_kappa2 * b_read_1).to(ED)  # [C, BK]
-            b_x259 = b_x237.to(tl.float32)  # [C, BK]
-            b_xx35 = tl.dot(tl.trans(b_x230), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG26 = b_dG25 + (b_x226 * b_xx35)  # [C, BK] rwkv7.rec:12
-            b_x239 = tl.where(b_level == 1 + i_z, b_x109, 0.0)  # [C, C]
-            b_xx36 = tl.dot(tl.trans(b_x239), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_sum_dG = chunk_sum((b_dG26 + (b_x207 * b_xx36)), True, False)  # [C, BK] rwkv7.rec:12
-            b_x242 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
-            b_xx42 = tl.dot(b_x230, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dG_before = (-(b_decay_in2 * b_kappa2 * b_dYx2)) - (b_x258 + (b_x259 * b_xx42))  # [C, BK] rwkv7.rec:12
-            b_xx48 = tl.dot(b_x239, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_sum_x3 = chunk_sum((b_dG_before - (b_x270 + (b_x259 * b_xx48))), True, True)  # [C, BK] rwkv7.rec:12
-            dw.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x242 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            b_x304 = tl.where(b_level == 1 + i_z, b_dYv, 0.0)  # [C, C]
-            b_xx54 = tl.dot(tl.trans(b_x304), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
             dk.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (b_dk7 - (b_x303 + (b_write_1 * b_xx54))).to(dk.dtype).reshape(1, 1, C, BK),
+                ((b_x72 + (b_decay_out * b_dw1_out2)) + (b_x17[:, None] * b_r2)).to(dk.dtype).reshape(1, 1, C, BK),
             )  # [C, BK] rwkv7.rec:12
-            b_x324 = tl.where(b_level == 1 + i_z, b_dYU2, 0.0)  # [C, C]
-            b_xx60 = tl.dot(b_x324, b_x83, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_dkappa = (-(b_decay_in2 * b_dYx2)) - (b_x323 + (b_read_1 * b_xx60))  # [C, BK] rwkv7.rec:12
-            b_xx66 = tl.dot(tl.trans(b_x324), b_x237, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            b_x359 = b_x341 - (b_x355 + (b_write_1 * b_xx66))  # [C, BK]
-            b_dkappa2 = b_dkappa + (b_a2 * b_x359)  # [C, BK] rwkv7.rec:12
-            da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x359).to(da.dtype).reshape(1, 1, C, BK)
+            b_dw2_out = load_rows(dw2_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+            b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
+            b_sum_x2 = chunk_sum(
+                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x12 * b_dw2_out2))), False, True
             )  # [C, BK] rwkv7.rec:12
-            b_xx72 = tl.dot(b_x304, b_x79, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-            dkappa.store(
+            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv7.rec:13
+            b_sum_dG = chunk_sum(
+                (
+                    (b_x25 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                    + (b_decay_in * b_r2 * b_dq_in2)
+                ),
+                True,
+                False,
+            )  # [C, BK] rwkv7.rec:12
+            b_x60 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
+            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
+            b_dYx = load_rows(dY_state, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+            b_sum_x3 = chunk_sum((b_x61 - (b_decay_in2 * b_kappa2 * b_dYx2)), True, True)  # [C, BK] rwkv7.rec:12
+            dw.store(
                 [i_b, i_h, i_t * C, i_k * BK],
-                (b_dkappa2 - (b_x369 + (b_read_1 * b_xx72))).to(dkappa.dtype).reshape(1, 1, C, BK),
+                ((b_x60 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+            )  # [C, BK] rwkv7.rec:12
+            b_x94 = (b_x86 + (b_decay_out * b_dw2_out2)) + (b_x19[:, None] * b_r2)  # [C, BK]
+            b_dkappa = b_x80 + (b_a2 * b_x94)  # [C, BK] rwkv7.rec:12
+            dkappa.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_dkappa - (b_decay_in2 * b_dYx2)).to(dkappa.dtype).reshape(1, 1, C, BK)
+            )  # [C, BK] rwkv7.rec:12
+            da.store(
+                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x94).to(da.dtype).reshape(1, 1, C, BK)
             )  # [C, BK] rwkv7.rec:12
 
 

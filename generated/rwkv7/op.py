@@ -44,18 +44,18 @@ ARGUMENTS = (
     Argument("a", "tk", False),
 )
 FACTS = {
-    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True, False, True),
-    "prepare_steep": Facts("parallel", 19, 0, 0, 0, 24, True, False, True),
-    "scan": Facts("forward", 4, 1, 4, 0, 8, False, False, False),
-    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False),
-    "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False, False, False),
-    "states": Facts("forward", 3, 1, 2, 0, 5, False, True, False),
-    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, True, False),
-    "products": Facts("parallel", 0, 4, 0, 2, 8, False, False, False),
-    "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False, False, False),
-    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True, False, False),
-    "gradient_steep": Facts("parallel", 23, 0, 4, 0, 72, True, False, False),
+    "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare": Facts("parallel", 7, 0, 0, 0, 4, True, False, False, True),
+    "prepare_steep": Facts("parallel", 9, 0, 0, 0, 4, True, True, False, True),
+    "scan": Facts("forward", 4, 1, 4, 0, 8, False, False, False, False),
+    "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
+    "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False, False, False, False),
+    "states": Facts("forward", 3, 1, 2, 0, 5, False, False, True, False),
+    "reverse": Facts("backward", 3, 1, 2, 0, 5, False, False, True, False),
+    "products": Facts("parallel", 0, 4, 0, 2, 8, False, False, False, False),
+    "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False, False, False, False),
+    "gradient": Facts("parallel", 11, 0, 4, 0, 8, True, False, False, False),
+    "gradient_steep": Facts("parallel", 13, 0, 4, 0, 12, True, True, False, False),
 }
 
 
@@ -240,12 +240,12 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("prepare_steep", shape)
         at(
-            token_tiles(kappa, C, at.BK),
-            token_tiles(w, C, at.BK),
-            token_tiles(k, C, at.BK),
-            tiles(G, C, at.BK),
-            token_tiles(a, C, at.BK),
-            token_tiles(r, C, at.BK),
+            kappa,
+            w,
+            k,
+            G,
+            a,
+            r,
             tiles(kappa_decay_in, C, at.BK),
             tiles(score_a2_w1, C, C),
             tiles(inverse2, C, C),
@@ -255,7 +255,11 @@ class _Chunk(torch.autograd.Function):
             decay_all,
             tiles(w2_out, C, at.BK),
             tiles(w1_out, C, at.BK),
-            G,
+            *token_steps(a),
+            *token_steps(k),
+            *token_steps(kappa),
+            *token_steps(r),
+            *token_steps(w),
         )
         o = new_tiles((B, T, H, V), dtype, device)
         at = configure("scan", shape, initial_state is None, final_state is None)
@@ -418,29 +422,33 @@ class _Chunk(torch.autograd.Function):
         )
         at = configure("gradient_steep", shape)
         at(
-            token_tiles(kappa, C, at.BK),
-            token_tiles(w, C, at.BK),
-            token_tiles(k, C, at.BK),
-            tiles(G, C, at.BK),
-            token_tiles(a, C, at.BK),
-            token_tiles(r, C, at.BK),
-            tiles(dw1_out, C, at.BK),
-            tiles(dw2_out, C, at.BK),
+            kappa,
+            w,
+            k,
+            G,
+            a,
+            r,
+            dw1_out,
+            dw2_out,
             ddecay_all,
             dscore_q_w1,
             diagonal_dscore_q_w1,
             dscore_q_w2,
             diagonal_dscore_q_w2,
-            tiles(dq_in, C, at.BK),
+            dq_in,
             dY_U2,
             dY_v,
-            tiles(dY_state, C, at.BK),
+            dY_state,
             token_tiles(dr, C, at.BK),
             token_tiles(dw, C, at.BK),
             token_tiles(dk, C, at.BK),
             token_tiles(dkappa, C, at.BK),
             token_tiles(da, C, at.BK),
-            G,
+            *token_steps(a),
+            *token_steps(k),
+            *token_steps(kappa),
+            *token_steps(r),
+            *token_steps(w),
         )
         d_initial_state = None if initial_state is None else d_initial_state.to(initial_state.dtype)
         return (dr, dw, dk, dv, dkappa, da, d_initial_state, None, None, None)
