@@ -15,7 +15,7 @@ from .scores import expand, kinds
 from .statements import Loop, Lowered
 
 INDENT = "    "
-LEVELS = "for i_l in tl.range(0, levels(C), num_stages=1):  # the blocks of 2, 4, 8, ... C tokens, each around its middle"
+LEVELS = "for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens"
 CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES")  # of a kernel, as far as it uses them
 
 
@@ -35,37 +35,36 @@ class KernelText:
 def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
     """The functions of one kernel: indices, masks, the state that enters, the statements, the state that leaves."""
     texts = []
-    for each in kinds(kernel):
-        graph = plan.tile.graph
+    graph, found = plan.tile.graph, kinds(kernel)
+    for each in found:
         made = expand(each, graph)
         lowered = lower(fuse_sums(made, graph) if each.walk == "parallel" else made, graph.names, f"{name}.rec")
-        body = _where(each, _parallel(lowered) if each.walk == "parallel" else _scan(lowered))
+        body = _parallel(lowered) if each.walk == "parallel" else _scan(lowered)
+        body = _where(each, body) if len(found) > 1 else body
         lines = (*_indices(each, body), *body)
         steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
         extras = (*lowered.rows_of, *(f"*token_steps({name})" for name in lowered.steps_of), *lowered.constants)
         parameters = tuple(_parameters(each, lowered, steps, "\n".join(lines)))
-        texts.append(KernelText(f"chunk_{each.label}_kernel", _doc(each), parameters, lines, extras, steps, _facts(made)))
+        texts.append(KernelText(f"chunk_{each.label}_kernel", _doc(each, len(found) > 1), parameters, lines, extras, steps, _facts(made)))
     return texts
 
 
 def _where(kernel: Kernel, body: tuple[str, ...]) -> tuple[str, ...]:
     """A kernel for one kind of chunk has nothing to do at another. (An early return would take the function apart into blocks, which the
     pipeliner for Blackwell does not take.)"""
-    if kernel.falls is None:
-        return body
     (sums,) = {n.args[-1] for n in kernel.computed() if per_channel(n)}
     (rows,) = [rows_name(kernel, b) for b in kernel.loads if b.node is sums]
     steep = f"is_steep({rows} + i_c * C * {ROW}, T - i_t * C, {ROW}, C, K, SPAN)"
     return (f"if {'' if kernel.falls == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
 
 
-def _doc(kernel: Kernel) -> str:
+def _doc(kernel: Kernel, shares: bool) -> str:
     walks = {
         "parallel": "One program a chunk and head",
         "forward": "One program a head and tile of value channels, first chunk to last",
         "backward": "One program a head and tile of value channels, last chunk to first",
     }
-    chunks = {None: "", "even": ", where its decay is even", "steep": ", where its decay is steep"}[kernel.falls]
+    chunks = f", where its decay is {kernel.falls}" if shares else ""
     return f"{kernel.doc[0].upper()}{kernel.doc[1:]}. {walks[kernel.walk]}{chunks}."
 
 

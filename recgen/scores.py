@@ -9,7 +9,8 @@ two exponents one is positive.
 steep: halves of halves. The pairs across the middle of a block are anchored at that middle, in each of the blocks of 64, 32, ... 2 tokens:
 both exponents are sums of log decays, never positive, and every gate is exact.
 
-A program whose chunk is not of its kind does nothing.
+A program whose chunk is not of its kind does nothing. A kernel too large for the even form is emitted for steep chunks alone and takes
+all for such.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from .graph import Graph
 from .ops import Node, Pull, Score, Segment, per_channel
 from .schedule import Buffer, Falls, Kernel
 
+HELD = 20  # products of cotangents: an even chunk's, [C, C], stay in shared memory through the loop over key tiles, 8 KB each
+
 
 def kinds(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The kernel for each kind of chunk, where it makes a difference."""
-    if not any(map(per_channel, kernel.computed())):
+    """The kernel for each kind of chunk, where it makes a difference. A kernel with more products of cotangents than shared memory holds
+    is written for steep chunks alone, and takes every chunk for one."""
+    inside = kernel.computed()
+    if not any(map(per_channel, inside)):
         return (kernel,)
-    return replace(kernel, falls="even"), replace(kernel, falls="steep")
+    steep = replace(kernel, falls="steep")
+    held = sum(isinstance(n.op, Pull) and not n.op.gate for n in inside)
+    return (replace(kernel, falls="even"), steep) if held <= HELD else (steep,)
 
 
 def expand(kernel: Kernel, graph: Graph) -> Kernel:

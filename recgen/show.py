@@ -216,8 +216,11 @@ def _kernel(kernel: Kernel, stage: str, costs: _Costs, made: set[int]) -> list[s
         "backward": f"{B * H} scans from the last chunk to the first",
     }[kernel.walk]
     out = [f"{stage} {kernel.name}: {kernel.doc}; {walk}"]
-    if len(kinds(kernel)) > 1:
-        out.append("  twice     for chunks where the decay is even, as counted here, and for those where it is steep")
+    match kinds(kernel):
+        case (_, _):
+            out.append("  twice     for chunks where the decay is even, as counted here, and for those where it is steep")
+        case (Kernel(falls="steep"),):
+            out.append("  once      as for steep chunks, a product for each level in place of every one counted here")
     if kernel.carry:
         out.append(f"  carries   {' -> '.join(costs.names.bound(n)[0] for n in kernel.carry)}")
     out += _buffers("loads", costs.reads(kernel), costs)

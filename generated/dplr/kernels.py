@@ -442,9 +442,7 @@ def chunk_prepare_steep_kernel(
             w2_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
             )  # [C, BK] dplr.rec:14
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
                 b_x8 = (
                     b_a2
@@ -1211,9 +1209,7 @@ def chunk_gradient_steep_kernel(
             b_x49 = tl.zeros((C, BK), tl.float32)
             b_x60 = tl.zeros((C, BK), tl.float32)
             b_x85 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
                 b_decay_write = tl.exp(
                     tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)

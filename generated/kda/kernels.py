@@ -370,9 +370,7 @@ def chunk_prepare_steep_kernel(
             k_decay_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
             )  # [C, BK] kda.rec:15
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
                 b_decay = tl.exp(
                     tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
@@ -972,9 +970,7 @@ def chunk_gradient_steep_kernel(
             b_x29 = tl.zeros((C, BK), tl.float32)
             b_x32 = tl.zeros((C, BK), tl.float32)
             b_x39 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
                 b_decay = tl.exp(
                     tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)

@@ -332,9 +332,7 @@ def chunk_prepare_steep_kernel(
             w_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv6.rec:13
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
                 b_score_q_w += tl.where(
                     across_middle(o_t[:, None], o_t[None, :], i_l),
@@ -907,9 +905,7 @@ def chunk_gradient_steep_kernel(
             b_x26 = tl.zeros((C, BK), tl.float32)
             b_x35 = tl.zeros((C, BK), tl.float32)
             b_x43 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x8 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
                 b_decay_read = tl.exp(
                     tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x8)), 0.0)

@@ -442,9 +442,7 @@ def chunk_prepare_steep_kernel(
             w1_out.store(
                 [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
             )  # [C, BK] rwkv7.rec:12
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
                 b_x9 = (
                     b_kappa2
@@ -1192,9 +1190,7 @@ def chunk_gradient_steep_kernel(
             b_x72 = tl.zeros((C, BK), tl.float32)
             b_x80 = tl.zeros((C, BK), tl.float32)
             b_x86 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(
-                0, levels(C), num_stages=1
-            ):  # the blocks of 2, 4, 8, ... C tokens, each around its middle
+            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
                 b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
                 b_decay_write = tl.exp(
                     tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
