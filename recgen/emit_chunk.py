@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .fuse import fuse_sums
 from .lower import ROW, by_pointer, by_row, lower, rows_name
 from .normalize import NormalForm
-from .ops import Dot, Inverse, Node, Rows, per_channel
+from .ops import Dot, Inverse, Node, per_channel
 from .schedule import Buffer, Kernel, Schedule
 from .scores import expand, kinds
 from .statements import Loop, Lowered
 
 INDENT = "    "
 LEVELS = "for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens"
-CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES")  # of a kernel, as far as it uses them
+# The constants of a kernel, as far as it uses them.
+CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES", "GROUP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
         made = expand(each, graph)
         lowered = lower(fuse_sums(made, graph) if each.walk == "parallel" else made, graph.names, f"{name}.rec")
         body = _parallel(lowered) if each.walk == "parallel" else _scan(lowered)
-        body = _where(each, body) if len(found) > 1 else body
-        lines = (*_indices(each, body), *body)
+        lines = _program(each, body, shares=len(found) > 1)
         steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
         extras = (*lowered.rows_of, *(f"*token_steps({name})" for name in lowered.steps_of), *lowered.constants)
         parameters = tuple(_parameters(each, lowered, steps, "\n".join(lines)))
@@ -49,22 +49,35 @@ def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
     return texts
 
 
-def _where(kernel: Kernel, body: tuple[str, ...]) -> tuple[str, ...]:
-    """A kernel for one kind of chunk has nothing to do at another. (An early return would take the function apart into blocks, which the
-    pipeliner for Blackwell does not take.)"""
+def _program(kernel: Kernel, body: tuple[str, ...], *, shares: bool) -> tuple[str, ...]:
+    """What one program does. A kernel that shares the chunks with another has nothing to do at those of the other kind. (An early return
+    would take the function apart into blocks, which the pipeliner for Blackwell does not take.) Steep chunks are few, as a rule: a program
+    looks at several at once."""
+    if not shares and kernel.falls is None:
+        return (*_indices(kernel, body), *body)
     (sums,) = {n.args[-1] for n in kernel.computed() if per_channel(n)}
     (rows,) = [rows_name(kernel, b) for b in kernel.loads if b.node is sums]
     steep = f"is_steep({rows} + i_c * C * {ROW}, T - i_t * C, {ROW}, C, K, SPAN)"
-    return (f"if {'' if kernel.falls == 'steep' else 'not '}{steep}:", *(INDENT + line for line in body))
+    if kernel.falls == "even":
+        body = _under(f"if not {steep}:", body)
+        return (*_indices(kernel, body), *body)
+    body = _under(f"if {steep}:", body) if shares else body
+    loop = _under("for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):", (*_indices(kernel, body), *body))
+    some = f"if any_steep({rows}, i_first, n_chunks, T, N, H, {ROW}, C, K, SPAN, GROUP):"
+    return ("i_first = tl.program_id(0) * GROUP", *(_under(some, loop) if shares else loop))
+
+
+def _under(head: str, lines: Iterable[str]) -> tuple[str, ...]:
+    return (head, *(INDENT + line for line in lines))
 
 
 def _doc(kernel: Kernel, shares: bool) -> str:
     walks = {
-        "parallel": "One program a chunk and head",
+        "parallel": f"One program {'GROUP chunks and heads' if kernel.falls == 'steep' else 'a chunk and head'}",
         "forward": "One program a head and tile of value channels, first chunk to last",
         "backward": "One program a head and tile of value channels, last chunk to first",
     }
-    chunks = f", where its decay is {kernel.falls}" if shares else ""
+    chunks = f", where {'their' if kernel.falls == 'steep' else 'its'} decay is {kernel.falls}" if shares else ""
     return f"{kernel.doc[0].upper()}{kernel.doc[1:]}. {walks[kernel.walk]}{chunks}."
 
 
@@ -76,7 +89,7 @@ def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
 
 def _parameters(kernel: Kernel, lowered: Lowered, steps: tuple[str, ...], text: str) -> list[str]:
     names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of), *steps]
-    sizes = ["T", "N"]
+    sizes = ["T", "N", "n_chunks"] if kernel.falls == "steep" else ["T", "N"]
     return [*names, *lowered.constants, *sizes, *(f"{c}: tl.constexpr" for c in CONSTANTS if re.search(rf"\b{c}\b", text))]
 
 
@@ -85,7 +98,8 @@ def _indices(kernel: Kernel, body: tuple[str, ...]) -> list[str]:
     text = "\n".join(body)
     lines: list[str] = []
     if kernel.walk == "parallel":
-        lines = ["i_p = tl.program_id(0)", "i_h = i_p % H", "i_t = (i_p // H) % N", "i_b = i_p // (H * N)", "i_bh = i_b * H + i_h"]
+        lines = [] if kernel.falls == "steep" else ["i_p = tl.program_id(0)"]
+        lines += ["i_h = i_p % H", "i_t = (i_p // H) % N", "i_b = i_p // (H * N)", "i_bh = i_b * H + i_h"]
         lines += ["i_c = i_bh.to(tl.int64) * N + i_t"] if "i_c" in text else []
         lines += ["i_row = i_b.to(tl.int64) * T + i_t * C"] if "i_row" in text else []
         lines += ["o_t = tl.arange(0, C)"] if re.search(r"\b(o_t|m_t)\b", text) else []
@@ -273,7 +287,6 @@ def _facts(kernel: Kernel) -> str:
         if key in counts:
             counts[key] += 1 if buffer.operand else 2
     inside = kernel.computed()
-    counts["tk"] += 2 * sum(isinstance(n.op, Rows) and n.op.kind == "middle" for n in inside)
     dots = sum(isinstance(n.op, Dot) for n in inside)
     keeps = any(b.node.axes == ("v", "k") for b in kernel.stores)
     solves = any(isinstance(n.op, Inverse) for n in inside)

@@ -451,6 +451,7 @@ class Lowering:
             case Sum(axis=axis):
                 return self.emit(node, self._sum(node, axis), scope, plain=False, axes=order)
             case Levels():
+                assert "k" in node.axes
                 return self._add_levels(node, order)
             case Along():
                 inner = node.args[0]
@@ -488,16 +489,10 @@ class Lowering:
         """A cumulative sum over the chunk. What is left to the chunk's end is a difference of two places, where those are in memory."""
         op = node.op
         assert isinstance(op, Segment) and op.size == CHUNK
-        if op.reverse and len(node.axes) == 2:
-            places = {
-                b.node.op.exclusive: b
-                for b in self.kernel.loads
-                if isinstance(b.node.op, Segment) and not b.node.op.reverse and b.node.args == node.args
-            }
-            end, place = places.get(False), places.get(not op.exclusive)
-            if end is not None and place is not None:
-                last = self.row(end, "C - 1", node)
-                return f"tl.minimum({last}[None, :] - {self.number(place.node, node.axes)}, 0.0)"
+        difference = self.kernel.difference(node)
+        if difference is not None:
+            end, place = difference
+            return f"tl.minimum({self.row(end, 'C - 1', node)}[None, :] - {self.number(place.node, node.axes)}, 0.0)"
         return f"chunk_sum({self.number(node.args[0], node.axes)}, {op.reverse}, {op.exclusive})"
 
     def rows(self, buffer: Buffer) -> str:

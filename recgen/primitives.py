@@ -111,6 +111,37 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
+def any_steep(
+    rows,
+    first,
+    n_chunks,
+    T,
+    N,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Whether any of GROUP chunks from the `first` on is steep, of `n_chunks` in all, where heads are neighbours: their rows are loaded
+    at once, and a program that has none of them is done."""
+    i = first + tl.arange(0, GROUP)
+    i_t = (i // H) % N
+    chunk = (i // (H * N) * H + i % H).to(tl.int64) * N + i_t
+    o = tl.arange(0, triton.next_power_of_2(K))
+    place = rows + chunk[:, None] * (C * WIDTH) + o[None, :]
+    inside = (i < n_chunks)[:, None] & (o < K)[None, :]
+    middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
+    last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
+    HALF: tl.constexpr = C // 2
+    left = T - i_t * C
+    before = SPAN / HALF * tl.minimum(left, HALF)
+    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+
+
+@triton.jit
 def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
     """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""

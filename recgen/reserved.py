@@ -34,13 +34,13 @@ BESIDE_INPUTS = frozenset(
     re.findall(
         r"\w+",
         """
-    absent addressable Argument ARGUMENTS at BK Blocks BV C CACHED card check_arguments check_kernels check_number checkpoints
-    choose_blocks chunk_size chunk_sum configure constants ctx current d_final_state d_initial_state d_state d_states decay_span
-    dense device DIRECT do dstate dtype ED FACTS Facts few final_state i integer_power INTERPRETED is_steep keep kernel kernels Launch
-    launch level_of load_row load_rows load_tokens log_decay_finite log_decay_floor log_decay_resets M N n_pieces new_tiles new_vectors
-    NV on op P passes power PRECISION precision programs quotient reference row_tiles scratch segment_sum shape side_of_middle sign
-    SPAN STAGES state states store_row store_rows tensors tiles token_steps token_tiles torch_chunk triton_dtype
-    unit_lower_inverse upper_half XD
+    absent across_middle addressable any_steep Argument ARGUMENTS at BK Blocks BV C CACHED card check_arguments check_kernels
+    check_number checkpoints choose_blocks chunk_size chunk_sum chunks_a_program configure constants ctx current d_final_state
+    d_initial_state d_state d_states decay_span dense device DIRECT do dstate dtype ED FACTS Facts few final_state GROUP group i
+    integer_power INTERPRETED is_steep keep kernel kernels Launch launch levels load_row load_rows load_tokens log_decay_finite
+    log_decay_floor log_decay_resets M middle_of_block N n_chunks n_pieces new_tiles new_vectors NV on op P passes power PRECISION
+    precision programs quotient reference row_tiles scratch segment_sum shape side_of_middle sign SPAN STAGES state states store_row
+    store_rows tensors tiles token_steps token_tiles torch_chunk triton_dtype unit_lower_inverse upper_half XD
     """,
     )
 )

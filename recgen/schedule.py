@@ -26,7 +26,8 @@ PARALLEL = 1.0  # the gradient kernel is the largest: what it does twice, it doe
 MANY = 12  # products in one kernel, beyond which its tiles no longer stay in registers
 
 # What a kernel's other parameters are called.
-KERNEL = frozenset({"B", "T", "H", "K", "V", "N", "C", "M", "P", "BK", "BV", "NV", "ED", "XD", "PRECISION", "SPAN", "STAGES", "DIRECT"})
+KERNEL = frozenset({"B", "T", "H", "K", "V", "N", "C", "M", "P", "BK", "BV", "NV", "n_chunks"})
+KERNEL |= {"ED", "XD", "PRECISION", "SPAN", "STAGES", "DIRECT", "GROUP"}
 
 Layout = Literal["token", "chunk", "head", "share", "state"]
 Falls = Literal["even", "steep"]  # how a decay per channel may be, where it makes a difference: scores.py
@@ -72,7 +73,29 @@ class Kernel:
     def computed(self) -> list[Node]:
         """What it computes from what it loads, arguments first."""
         have = self.held()
-        return [n for n in topological(self.targets(), stop=lambda n: n.index in have) if n.index not in have]
+        nodes = topological(self.targets(), stop=lambda n: n.index in have or self.difference(n) is not None)
+        return [n for n in nodes if n.index not in have]
+
+    def difference(self, node: Node) -> tuple[Buffer, Buffer] | None:
+        """Where the node is what a cumulative sum has left to the chunk's end, and the kernel loads both places: the end, and the place
+        that is taken from it."""
+        op = node.op
+        if not (isinstance(op, Segment) and op.reverse and len(node.axes) == 2):
+            return None
+        places = {
+            b.node.op.exclusive: b
+            for b in self.loads
+            if isinstance(b.node.op, Segment) and not b.node.op.reverse and b.node.args == node.args
+        }
+        end, place = places.get(False), places.get(not op.exclusive)
+        return (end, place) if end is not None and place is not None else None
+
+    def trimmed(self) -> Kernel:
+        """The kernel without loads that a difference of two others stands for."""
+        computed = self.computed()
+        read = {a.index for n in computed for a in n.args} | {n.index for n in self.targets()}
+        read |= {b.node.index for n in computed for b in self.difference(n) or ()}
+        return replace(self, loads=tuple(b for b in self.loads if b.node.index in read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +322,8 @@ def _settle(plan: Schedule) -> Schedule:
         return replace(buffer, operand=tile and buffer.layout == "token")
 
     def kernels(stage: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        return tuple(replace(k, loads=tuple(map(settled, k.loads)), stores=tuple(map(settled, k.stores))) for k in stage)
+        settle = (replace(k, loads=tuple(map(settled, k.loads)), stores=tuple(map(settled, k.stores))) for k in stage)
+        return tuple(k.trimmed() for k in settle)
 
     return replace(plan, forward=kernels(plan.forward), backward=kernels(plan.backward), saved=tuple(map(settled, plan.saved)))
 

@@ -53,6 +53,46 @@ VALUES = {
 GAINS = {"": (), "scale * ": ("scale: const = K ** -0.5",), "sigmoid(og) * ": ("og: value",), "hg * ": ("hg: head",)}
 
 
+# Scores of one read, added up with a head's number before some.
+TWO_READS = """
+q0: key
+q1: key
+k0: key
+k1: key
+v: value
+g: key[log_decay]
+D: head
+hg: head
+
+p0 = S @ q0
+S = S + v @ k0.T
+p1 = S @ q1
+S = S @ diag(exp(g))
+S = S + (D * v) @ k1.T
+o = p0 + hg * p1
+"""
+# A gradient kernel with more products of cotangents than shared memory holds.
+CROWDED = """
+q0: key
+q1: key
+k0: key[unit_norm]
+k1: key[unit_norm]
+v: value
+w: value
+g: key[log_decay]
+b0: scalar[unit]
+b1: scalar[unit]
+s: scalar[unit]
+
+p = S @ q1
+S = S @ diag(exp(g))
+S = S + b0 * (v - S @ k0) @ k0.T
+S = S + b1 * (w - S @ k1) @ k1.T
+S = S + s * w @ k0.T
+o = S @ q0 + p
+"""
+
+
 @dataclass(slots=True)
 class Drawn:
     """The declarations and the lines of one spec."""

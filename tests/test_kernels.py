@@ -140,6 +140,16 @@ def alone(case: Case) -> list[str]:
     return wrong
 
 
+def errors_in_groups(case: Case) -> dict[str, float]:
+    """As `errors`, where a program of a kernel for steep chunks looks at four of them, as on a card that has few programs to run."""
+    op = package(case.name).op
+    op._configure.cache_clear()
+    with mock.patch.object(op, "chunks_a_program", lambda facts, chunks, on: 4 if facts.steep else 1):
+        found = errors(case)
+    op._configure.cache_clear()
+    return found
+
+
 # ---- interpreted
 
 SHAPES = {
@@ -176,6 +186,14 @@ def test_shapes(interpret: Interpret, case: Case) -> None:
 def test_gates(interpret: Interpret, case: Case) -> None:
     """From no forgetting to resets, -inf among them, in one sequence."""
     assert_within(STRONG[case.dtype], interpret(errors, case))
+
+
+@pytest.mark.parametrize("gate", ("0", "mixed"))
+@pytest.mark.parametrize("name", ("gla", "dplr"))
+def test_steep_chunks_in_groups(interpret: Interpret, name: str, gate: str) -> None:
+    """Ten chunks of two heads and one sequence, in groups of four."""
+    case = Case(name, "chunk", "fp32", T=140, B=1, H=2, gate=gate)
+    assert_within(STRONG[case.dtype], interpret(errors_in_groups, case))
 
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)

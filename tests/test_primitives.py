@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -91,6 +92,12 @@ def _steep(rows, out, left, FUNCTION: tl.constexpr, WIDTH: tl.constexpr, C: tl.c
 
 
 @triton.jit
+def _any_steep(rows, out, n_chunks, FUNCTION: tl.constexpr, T, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
+    for first in range(0, n_chunks, 4):
+        tl.store(out + first // 4, FUNCTION(rows, first, n_chunks, T, N, H, W, C, K, 3.0, 4).to(tl.int32))
+
+
+@triton.jit
 def _vector_sum(x, out, FUNCTION: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, C: tl.constexpr):
     o = tl.arange(0, C)
     tl.store(out + o, FUNCTION(tl.load(x + o), REVERSE, EXCLUSIVE))
@@ -173,6 +180,15 @@ def steep(rows: Tensor, left: int, span: float) -> bool:
     padded, out = torch.nn.functional.pad(rows, (0, -K % 4), value=-1e9).contiguous(), torch.empty(1, dtype=torch.int32)
     _steep[(1,)](padded, out, left, primitives.is_steep, padded.shape[1], C, K, span)
     return bool(out)
+
+
+def groups(rows: Tensor, T: int) -> Tensor:
+    """Of [B,H,N,C,K]: whether a chunk is steep in each group of four, where heads are neighbours."""
+    B, H, N, C, K = rows.shape
+    padded = torch.nn.functional.pad(rows, (0, -K % 4), value=-1e9).contiguous()
+    out = torch.full((-(-B * H * N // 4),), -1, dtype=torch.int32)
+    _any_steep[(1,)](padded, out, B * H * N, primitives.any_steep, T, N, H, padded.shape[-1], C, K)
+    return out
 
 
 def sides(C: int, level: int, upper_zero: bool, lower_zero: bool) -> Tensor:
@@ -324,6 +340,19 @@ def test_the_last_chunk_is_steep_as_its_tokens_are(interpret: Interpret) -> None
         gate = torch.zeros(32, 16)
         gate[:tokens] = fall
         assert interpret(steep, gate.cumsum(0), tokens, 60.0) == expected, (tokens, fall)
+
+
+def test_a_group_has_a_steep_chunk_where_one_of_its_chunks_is(interpret: Interpret) -> None:
+    """18 chunks, of 2 sequences of 3 heads, in groups of four; the last of a sequence has two tokens. Each in turn is steep alone."""
+    B, H, N, C, T, K = 2, 3, 3, 16, 34, 21
+    left = (16, 16, 2)
+    for b, h, n in itertools.product(range(B), range(H), range(N)):
+        gate = torch.full((B, H, N, C, K), -0.01)
+        gate[:, :, -1, left[-1] :] = 0.0
+        gate[b, h, n, : left[n], K - 1] = -2.0
+        found = interpret(groups, gate.cumsum(-2), T)
+        place = (b * N + n) * H + h
+        assert found.tolist() == [int(place // 4 == i) for i in range(5)], (b, h, n)
 
 
 def test_a_loop_is_never_known_to_be_passed_once(interpret: Interpret) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from recgen.chunk import chunk
 from recgen.graph import Graph
 from recgen.meaning import evaluate
 from recgen.ops import Dot, Levels, Node, Pull, Score, levelled, topological
-from recgen.schedule import Falls
+from recgen.schedule import Falls, schedule
 from recgen.scores import Expansion, expand, kinds
+from recgen.tile import tile
 from tests.conftest import ZOO
-from tests.stages import Array, plan, tile_graph
+from tests.stages import Array, form_of, plan, tile_graph
+from tests.strategies import CROWDED
 
 T, K = 64, 3
 KINDS: tuple[Falls, ...] = ("even", "steep")
@@ -135,3 +138,9 @@ def test_kernels_of_two_kinds(name: str) -> None:
             assert [b.name for b in made.stores] == [b.name for b in kernel.stores]
             assert made.loads == kernel.loads
             assert not [n for n in made.computed() if isinstance(n.op, Score | Pull)]
+
+
+def test_a_crowded_kernel_is_for_steep_chunks_alone() -> None:
+    """What an even chunk holds in shared memory through its loop would not fit."""
+    kernels = schedule(tile(chunk(form_of(CROWDED)))).backward
+    assert [k.name for k in kernels if [each.falls for each in kinds(k)] == ["steep"]] == ["gradient"]

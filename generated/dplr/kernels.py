@@ -115,6 +115,37 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
+def any_steep(
+    rows,
+    first,
+    n_chunks,
+    T,
+    N,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Whether any of GROUP chunks from the `first` on is steep, of `n_chunks` in all, where heads are neighbours: their rows are loaded
+    at once, and a program that has none of them is done."""
+    i = first + tl.arange(0, GROUP)
+    i_t = (i // H) % N
+    chunk = (i // (H * N) * H + i % H).to(tl.int64) * N + i_t
+    o = tl.arange(0, triton.next_power_of_2(K))
+    place = rows + chunk[:, None] * (C * WIDTH) + o[None, :]
+    inside = (i < n_chunks)[:, None] & (o < K)[None, :]
+    middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
+    last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
+    HALF: tl.constexpr = C // 2
+    left = T - i_t * C
+    before = SPAN / HALF * tl.minimum(left, HALF)
+    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+
+
+@triton.jit
 def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
     """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
@@ -374,6 +405,7 @@ def chunk_prepare_steep_kernel(
     q_step_h,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -382,107 +414,120 @@ def chunk_prepare_steep_kernel(
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_score_a1_w2 = tl.zeros((C, C), tl.float32)
-        b_score_a1_w1 = tl.zeros((C, C), tl.float32)
-        b_x20 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
-        b_x25 = tl.zeros((C, C), tl.float32)
-        b_sum_x2 = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_a = load_tokens(
-                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_g = load_tokens(
-                g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_G_before = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, True)  # [C, BK] dplr.rec:14
-            a1_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_a2 * tl.exp(b_G_before)).to(a1_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] dplr.rec:14
-            b_k = load_tokens(
-                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_b = load_tokens(
-                b, b_step_b, b_step_t, b_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_b2 = b_b.to(tl.float32)  # [C, BK]
-            b_q = load_tokens(
-                q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:15
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            q_decay_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] dplr.rec:15
-            b_sum_x += tl.sum((b_b2 * b_q2), 1)  # [C] dplr.rec:15
-            b_sum_x2 += tl.sum((b_k2 * b_q2), 1)  # [C] dplr.rec:15
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] dplr.rec:14
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:14
-            b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
-            b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
-            w1_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_b2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] dplr.rec:14
-            w2_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] dplr.rec:14
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
-                b_x8 = (
-                    b_a2
-                    * tl.exp(tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x3)), 0.0))
-                ).to(ED)  # [C, BK]
-                b_decay_write = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
-                )  # [C, BK]
-                b_x15 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
-                b_score_a1_w2 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x8, b_x15, input_precision=PRECISION), 0.0
+    """What depends on one chunk alone. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_score_a1_w2 = tl.zeros((C, C), tl.float32)
+                b_score_a1_w1 = tl.zeros((C, C), tl.float32)
+                b_x20 = tl.zeros((C, C), tl.float32)
+                b_sum_x = tl.zeros((C,), tl.float32)
+                b_x25 = tl.zeros((C, C), tl.float32)
+                b_sum_x2 = tl.zeros((C,), tl.float32)
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_a = load_tokens(
+                        a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_a2 = b_a.to(tl.float32)  # [C, BK]
+                    b_g = load_tokens(
+                        g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_G_before = chunk_sum(log_decay_floor(b_g.to(tl.float32)), False, True)  # [C, BK] dplr.rec:14
+                    a1_in.store(
+                        [i_bh, i_t * C, i_k * BK], (b_a2 * tl.exp(b_G_before)).to(a1_in.dtype).reshape(1, C, BK)
+                    )  # [C, BK] dplr.rec:14
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_b = load_tokens(
+                        b, b_step_b, b_step_t, b_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_b2 = b_b.to(tl.float32)  # [C, BK]
+                    b_q = load_tokens(
+                        q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:15
+                    b_q2 = b_q.to(tl.float32)  # [C, BK]
+                    q_decay_in.store(
+                        [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+                    )  # [C, BK] dplr.rec:15
+                    b_sum_x += tl.sum((b_b2 * b_q2), 1)  # [C] dplr.rec:15
+                    b_sum_x2 += tl.sum((b_k2 * b_q2), 1)  # [C] dplr.rec:15
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] dplr.rec:14
+                    store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] dplr.rec:14
+                    b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
+                    b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
+                    w1_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_b2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] dplr.rec:14
+                    w2_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] dplr.rec:14
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
+                        b_x8 = (
+                            b_a2
+                            * tl.exp(
+                                tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x3)), 0.0)
+                            )
+                        ).to(ED)  # [C, BK]
+                        b_decay_write = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
+                        )  # [C, BK]
+                        b_x15 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
+                        b_score_a1_w2 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x8, b_x15, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] dplr.rec:14
+                        b_x18 = tl.trans((b_b2 * b_decay_write).to(ED))  # [BK, C]
+                        b_score_a1_w1 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x8, b_x18, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] dplr.rec:14
+                        b_x22 = (b_q2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x20 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x22, b_x18, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] dplr.rec:15
+                        b_x25 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x22, b_x15, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] dplr.rec:15
+                score_a1_w2.store(
+                    [i_bh, i_t * C, 0], b_score_a1_w2.to(score_a1_w2.dtype).reshape(1, C, C)
                 )  # [C, C] dplr.rec:14
-                b_x18 = tl.trans((b_b2 * b_decay_write).to(ED))  # [BK, C]
-                b_score_a1_w1 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x8, b_x18, input_precision=PRECISION), 0.0
-                )  # [C, C] dplr.rec:14
-                b_x22 = (b_q2 * b_decay_write).to(ED)  # [C, BK]
-                b_x20 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x22, b_x18, input_precision=PRECISION), 0.0
+                score_q_w1.store(
+                    [i_bh, i_t * C, 0],
+                    (b_x20 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
+                    .to(score_q_w1.dtype)
+                    .reshape(1, C, C),
                 )  # [C, C] dplr.rec:15
-                b_x25 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x22, b_x15, input_precision=PRECISION), 0.0
+                score_q_w2.store(
+                    [i_bh, i_t * C, 0],
+                    (b_x25 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0))
+                    .to(score_q_w2.dtype)
+                    .reshape(1, C, C),
                 )  # [C, C] dplr.rec:15
-        score_a1_w2.store(
-            [i_bh, i_t * C, 0], b_score_a1_w2.to(score_a1_w2.dtype).reshape(1, C, C)
-        )  # [C, C] dplr.rec:14
-        score_q_w1.store(
-            [i_bh, i_t * C, 0],
-            (b_x20 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
-            .to(score_q_w1.dtype)
-            .reshape(1, C, C),
-        )  # [C, C] dplr.rec:15
-        score_q_w2.store(
-            [i_bh, i_t * C, 0],
-            (b_x25 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0))
-            .to(score_q_w2.dtype)
-            .reshape(1, C, C),
-        )  # [C, C] dplr.rec:15
-        b_inverse1 = unit_lower_inverse(b_score_a1_w1, XD, PRECISION)  # [C, C] dplr.rec:14
-        inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
+                b_inverse1 = unit_lower_inverse(b_score_a1_w1, XD, PRECISION)  # [C, C] dplr.rec:14
+                inverse1.store([i_bh, i_t * C, 0], b_inverse1.to(inverse1.dtype).reshape(1, C, C))  # [C, C] dplr.rec:14
 
 
 @triton.jit
@@ -1149,6 +1194,7 @@ def chunk_gradient_steep_kernel(
     scale,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -1157,152 +1203,162 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    o_v = tl.arange(0, BV)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
-        b_doU1 = load_rows(do_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
-        b_x17 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x18 = scale * b_x17  # [C]
-        b_x20 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
-        b_x21 = scale * b_x20  # [C]
-        b_dscore_a1_w2 = load_rows(dscore_a1_w2, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
-        b_dYU1 = load_rows(dY_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
-        b_x71 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU1, 0.0)  # [C, C]
-        b_x76 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dscore_a1_w2, 0.0)  # [C, C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_k = load_tokens(
-                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_b = load_tokens(
-                b, b_step_b, b_step_t, b_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_b2 = b_b.to(tl.float32)  # [C, BK]
-            b_q = load_tokens(
-                q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:15
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_a = load_tokens(
-                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_g = load_tokens(
-                g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] dplr.rec:14
-            b_g2 = b_g.to(tl.float32)  # [C, BK]
-            b_G_before = chunk_sum(log_decay_floor(b_g2), False, True)  # [C, BK] dplr.rec:14
-            b_x = tl.zeros((C, BK), tl.float32)
-            b_x25 = tl.zeros((C, BK), tl.float32)
-            b_x43 = tl.zeros((C, BK), tl.float32)
-            b_x49 = tl.zeros((C, BK), tl.float32)
-            b_x60 = tl.zeros((C, BK), tl.float32)
-            b_x85 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
-                b_decay_write = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
-                )  # [C, BK]
-                b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
-                b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-                b_x63 = b_x10.to(tl.float32)  # [C, BK]
-                b_xx = tl.dot(b_x8, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-                b_x12 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_doU1, 0.0)  # [C, C]
-                b_x14 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
-                b_x68 = b_x14.to(tl.float32)  # [C, BK]
-                b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-                b_x += (scale * (b_decay_write * b_xx)) + (scale * (b_decay_write * b_xx2))  # [C, BK] dplr.rec:14
-                b_x28 = (b_q2 * b_decay_write).to(ED)  # [C, BK]
-                b_x61 = b_x28.to(tl.float32)  # [C, BK]
-                b_xx3 = tl.dot(tl.trans(b_x8), b_x28, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-                b_x65 = (scale * (b_x61 * b_xx)) - (scale * (b_x63 * b_xx3))  # [C, BK] dplr.rec:14
-                b_x67 = b_x65 + (scale * (b_x61 * b_xx2))  # [C, BK] dplr.rec:14
-                b_x30 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_a1_w2, 0.0)  # [C, C]
-                b_decay_read = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0)
-                )  # [C, BK]
-                b_x38 = (b_a2 * b_decay_read).to(ED)  # [C, BK]
-                b_x86 = b_x38.to(tl.float32)  # [C, BK]
-                b_xx4 = tl.dot(tl.trans(b_x30), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_x25 += (scale * (b_decay_write * b_xx3)) + (b_decay_write * b_xx4)  # [C, BK] dplr.rec:14
-                b_x44 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU1, 0.0)  # [C, C]
-                b_xx5 = tl.dot(b_x44, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_xx6 = tl.dot(b_x30, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_x43 += (b_decay_read * b_xx5) + (b_decay_read * b_xx6)  # [C, BK] dplr.rec:14
-                b_xx7 = tl.dot(tl.trans(b_x12), b_x28, input_precision=PRECISION)  # [C, BK] dplr.rec:15
-                b_x70 = b_x67 - (scale * (b_x68 * b_xx7))  # [C, BK] dplr.rec:14
-                b_xx8 = tl.dot(tl.trans(b_x44), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_x49 += (scale * (b_decay_write * b_xx7)) + (b_decay_write * b_xx8)  # [C, BK] dplr.rec:14
-                b_x72 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x71, 0.0)  # [C, C]
-                b_xx9 = tl.dot(tl.trans(b_x72), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_x75 = b_x70 - (b_x68 * b_xx9)  # [C, BK] dplr.rec:14
-                b_x77 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x76, 0.0)  # [C, C]
-                b_xx10 = tl.dot(tl.trans(b_x77), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_x60 += b_x75 - (b_x63 * b_xx10)  # [C, BK] dplr.rec:14
-                b_xx11 = tl.dot(b_x72, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_xx12 = tl.dot(b_x77, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:14
-                b_x85 += (b_x86 * b_xx11) + (b_x86 * b_xx12)  # [C, BK] dplr.rec:14
-            b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:15
-            b_x23 = scale * b_dox.to(tl.float32)  # [C, BK]
-            dq.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_x + (b_x18[:, None] * b_k2)) + (b_x21[:, None] * b_b2)) + (b_decay_in * b_x23))
-                .to(dq.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:14
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] dplr.rec:14
-            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
-            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_dw2_out = load_rows(dw2_out, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
-            b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-            dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x25 + (b_decay_out * b_dw2_out2)) + (b_x18[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:14
-            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
-            b_da1_in = load_rows(da1_in, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
-            b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
-            da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_x43 + (b_decay_in2 * b_da1_in2)).to(da.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] dplr.rec:14
-            b_dw1_out = load_rows(dw1_out, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
-            b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-            db.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x49 + (b_decay_out * b_dw1_out2)) + (b_x21[:, None] * b_q2)).to(db.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:14
-            b_sum_x2 = chunk_sum(
-                (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
-            )  # [C, BK] dplr.rec:14
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] dplr.rec:15
-            b_sum_dG = chunk_sum(
-                (
-                    (b_x60 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
-                    + (b_decay_in * b_q2 * b_x23)
-                ),
-                True,
-                False,
-            )  # [C, BK] dplr.rec:14
-            b_x84 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
-            b_sum_x3 = chunk_sum((b_x85 + (b_decay_in2 * b_a2 * b_da1_in2)), True, True)  # [C, BK] dplr.rec:14
-            dg.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x84 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] dplr.rec:14
+    """The gradients of the inputs, chunk by chunk. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            o_v = tl.arange(0, BV)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
+                b_doU1 = load_rows(do_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:15
+                b_x17 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] dplr.rec:15
+                b_x18 = scale * b_x17  # [C]
+                b_x20 = tl.load(diagonal_do_U1 + i_c * C + o_t)  # [C] dplr.rec:15
+                b_x21 = scale * b_x20  # [C]
+                b_dscore_a1_w2 = load_rows(dscore_a1_w2, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
+                b_dYU1 = load_rows(dY_U1, i_c * C + o_t, o_t, C)  # [C, C] dplr.rec:14
+                b_x71 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU1, 0.0)  # [C, C]
+                b_x76 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dscore_a1_w2, 0.0)  # [C, C]
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_b = load_tokens(
+                        b, b_step_b, b_step_t, b_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_b2 = b_b.to(tl.float32)  # [C, BK]
+                    b_q = load_tokens(
+                        q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:15
+                    b_q2 = b_q.to(tl.float32)  # [C, BK]
+                    b_a = load_tokens(
+                        a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_a2 = b_a.to(tl.float32)  # [C, BK]
+                    b_g = load_tokens(
+                        g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] dplr.rec:14
+                    b_g2 = b_g.to(tl.float32)  # [C, BK]
+                    b_G_before = chunk_sum(log_decay_floor(b_g2), False, True)  # [C, BK] dplr.rec:14
+                    b_x = tl.zeros((C, BK), tl.float32)
+                    b_x25 = tl.zeros((C, BK), tl.float32)
+                    b_x43 = tl.zeros((C, BK), tl.float32)
+                    b_x49 = tl.zeros((C, BK), tl.float32)
+                    b_x60 = tl.zeros((C, BK), tl.float32)
+                    b_x85 = tl.zeros((C, BK), tl.float32)
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] dplr.rec:14
+                        b_decay_write = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                        )  # [C, BK]
+                        b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
+                        b_x10 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x63 = b_x10.to(tl.float32)  # [C, BK]
+                        b_xx = tl.dot(b_x8, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                        b_x12 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_doU1, 0.0)  # [C, C]
+                        b_x14 = (b_b2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x68 = b_x14.to(tl.float32)  # [C, BK]
+                        b_xx2 = tl.dot(b_x12, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                        b_x += (scale * (b_decay_write * b_xx)) + (
+                            scale * (b_decay_write * b_xx2)
+                        )  # [C, BK] dplr.rec:14
+                        b_x28 = (b_q2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x61 = b_x28.to(tl.float32)  # [C, BK]
+                        b_xx3 = tl.dot(tl.trans(b_x8), b_x28, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                        b_x65 = (scale * (b_x61 * b_xx)) - (scale * (b_x63 * b_xx3))  # [C, BK] dplr.rec:14
+                        b_x67 = b_x65 + (scale * (b_x61 * b_xx2))  # [C, BK] dplr.rec:14
+                        b_x30 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_a1_w2, 0.0)  # [C, C]
+                        b_decay_read = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0)
+                        )  # [C, BK]
+                        b_x38 = (b_a2 * b_decay_read).to(ED)  # [C, BK]
+                        b_x86 = b_x38.to(tl.float32)  # [C, BK]
+                        b_xx4 = tl.dot(tl.trans(b_x30), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_x25 += (scale * (b_decay_write * b_xx3)) + (b_decay_write * b_xx4)  # [C, BK] dplr.rec:14
+                        b_x44 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU1, 0.0)  # [C, C]
+                        b_xx5 = tl.dot(b_x44, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_xx6 = tl.dot(b_x30, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_x43 += (b_decay_read * b_xx5) + (b_decay_read * b_xx6)  # [C, BK] dplr.rec:14
+                        b_xx7 = tl.dot(tl.trans(b_x12), b_x28, input_precision=PRECISION)  # [C, BK] dplr.rec:15
+                        b_x70 = b_x67 - (scale * (b_x68 * b_xx7))  # [C, BK] dplr.rec:14
+                        b_xx8 = tl.dot(tl.trans(b_x44), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_x49 += (scale * (b_decay_write * b_xx7)) + (b_decay_write * b_xx8)  # [C, BK] dplr.rec:14
+                        b_x72 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x71, 0.0)  # [C, C]
+                        b_xx9 = tl.dot(tl.trans(b_x72), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_x75 = b_x70 - (b_x68 * b_xx9)  # [C, BK] dplr.rec:14
+                        b_x77 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x76, 0.0)  # [C, C]
+                        b_xx10 = tl.dot(tl.trans(b_x77), b_x38, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_x60 += b_x75 - (b_x63 * b_xx10)  # [C, BK] dplr.rec:14
+                        b_xx11 = tl.dot(b_x72, b_x14, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_xx12 = tl.dot(b_x77, b_x10, input_precision=PRECISION)  # [C, BK] dplr.rec:14
+                        b_x85 += (b_x86 * b_xx11) + (b_x86 * b_xx12)  # [C, BK] dplr.rec:14
+                    b_decay_in = tl.exp(b_G2)  # [C, BK]
+                    b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:15
+                    b_x23 = scale * b_dox.to(tl.float32)  # [C, BK]
+                    dq.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (((b_x + (b_x18[:, None] * b_k2)) + (b_x21[:, None] * b_b2)) + (b_decay_in * b_x23))
+                        .to(dq.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] dplr.rec:14
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] dplr.rec:14
+                    b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] dplr.rec:14
+                    b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+                    b_dw2_out = load_rows(dw2_out, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+                    b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
+                    dk.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_x25 + (b_decay_out * b_dw2_out2)) + (b_x18[:, None] * b_q2))
+                        .to(dk.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] dplr.rec:14
+                    b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
+                    b_da1_in = load_rows(da1_in, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+                    b_da1_in2 = b_da1_in.to(tl.float32)  # [C, BK]
+                    da.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (b_x43 + (b_decay_in2 * b_da1_in2)).to(da.dtype).reshape(1, 1, C, BK),
+                    )  # [C, BK] dplr.rec:14
+                    b_dw1_out = load_rows(dw1_out, i_c * C + o_t, o_k, K)  # [C, BK] dplr.rec:14
+                    b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
+                    db.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_x49 + (b_decay_out * b_dw1_out2)) + (b_x21[:, None] * b_q2))
+                        .to(db.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] dplr.rec:14
+                    b_sum_x2 = chunk_sum(
+                        (b_decay_out * ((b_k2 * b_dw2_out2) + (b_b2 * b_dw1_out2))), False, True
+                    )  # [C, BK] dplr.rec:14
+                    b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] dplr.rec:15
+                    b_sum_dG = chunk_sum(
+                        (
+                            (b_x60 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                            + (b_decay_in * b_q2 * b_x23)
+                        ),
+                        True,
+                        False,
+                    )  # [C, BK] dplr.rec:14
+                    b_x84 = b_sum_x2 + b_sum_dG  # [C, BK] dplr.rec:14
+                    b_sum_x3 = chunk_sum((b_x85 + (b_decay_in2 * b_a2 * b_da1_in2)), True, True)  # [C, BK] dplr.rec:14
+                    dg.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_x84 + b_sum_x3) * (1.0 - log_decay_resets(b_g2))).to(dg.dtype).reshape(1, 1, C, BK),
+                    )  # [C, BK] dplr.rec:14
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from .launch import (
     check_number,
     choose_blocks,
     chunk_size,
+    chunks_a_program,
     current,
     decay_span,
     dense,
@@ -47,7 +48,7 @@ ARGUMENTS = (
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
     "prepare": Facts("parallel", 7, 0, 0, 0, 4, True, False, False, True),
-    "prepare_steep": Facts("parallel", 9, 0, 0, 0, 4, True, True, False, True),
+    "prepare_steep": Facts("parallel", 7, 0, 0, 0, 4, True, True, False, True),
     "scan": Facts("forward", 4, 1, 4, 0, 8, False, False, False, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
     "prepare_backward": Facts("parallel", 7, 0, 0, 0, 0, False, False, False, False),
@@ -56,7 +57,7 @@ FACTS = {
     "products": Facts("parallel", 0, 4, 0, 2, 8, False, False, False, False),
     "gradient_values": Facts("parallel", 1, 2, 2, 1, 3, False, False, False, False),
     "gradient": Facts("parallel", 11, 0, 4, 0, 8, True, False, False, False),
-    "gradient_steep": Facts("parallel", 13, 0, 4, 0, 12, True, True, False, False),
+    "gradient_steep": Facts("parallel", 11, 0, 4, 0, 12, True, True, False, False),
 }
 
 
@@ -168,7 +169,8 @@ def _configure(kernel, shape, absent, on):
     C = chunk_size(dtype)
     N = triton.cdiv(T, C)
     at = choose_blocks(FACTS[kernel], B * H, K, V, dtype.itemsize, on)
-    programs = B * H * (N if FACTS[kernel].walk == "parallel" else triton.cdiv(V, at.BV))
+    group = chunks_a_program(FACTS[kernel], B * H * N, on)
+    programs = triton.cdiv(B * H * N, group) if FACTS[kernel].walk == "parallel" else B * H * triton.cdiv(V, at.BV)
     ED, XD = triton_dtype(dtype), tl.float32 if dtype == torch.float32 else tl.float16
     sizes = {
         "T": T,
@@ -182,6 +184,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes |= {"n_chunks": B * H * N, "GROUP": group}
     sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 

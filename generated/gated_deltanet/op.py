@@ -22,6 +22,7 @@ from .launch import (
     check_number,
     choose_blocks,
     chunk_size,
+    chunks_a_program,
     current,
     decay_span,
     dense,
@@ -158,7 +159,8 @@ def _configure(kernel, shape, absent, on):
     C = chunk_size(dtype)
     N = triton.cdiv(T, C)
     at = choose_blocks(FACTS[kernel], B * H, K, V, dtype.itemsize, on)
-    programs = B * H * (N if FACTS[kernel].walk == "parallel" else triton.cdiv(V, at.BV))
+    group = chunks_a_program(FACTS[kernel], B * H * N, on)
+    programs = triton.cdiv(B * H * N, group) if FACTS[kernel].walk == "parallel" else B * H * triton.cdiv(V, at.BV)
     ED, XD = triton_dtype(dtype), tl.float32 if dtype == torch.float32 else tl.float16
     sizes = {
         "T": T,
@@ -172,6 +174,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes |= {"n_chunks": B * H * N, "GROUP": group}
     sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 

@@ -115,6 +115,37 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
+def any_steep(
+    rows,
+    first,
+    n_chunks,
+    T,
+    N,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Whether any of GROUP chunks from the `first` on is steep, of `n_chunks` in all, where heads are neighbours: their rows are loaded
+    at once, and a program that has none of them is done."""
+    i = first + tl.arange(0, GROUP)
+    i_t = (i // H) % N
+    chunk = (i // (H * N) * H + i % H).to(tl.int64) * N + i_t
+    o = tl.arange(0, triton.next_power_of_2(K))
+    place = rows + chunk[:, None] * (C * WIDTH) + o[None, :]
+    inside = (i < n_chunks)[:, None] & (o < K)[None, :]
+    middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
+    last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
+    HALF: tl.constexpr = C // 2
+    left = T - i_t * C
+    before = SPAN / HALF * tl.minimum(left, HALF)
+    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+
+
+@triton.jit
 def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
     """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
@@ -179,7 +210,6 @@ def chunk_gates_kernel(
 @triton.jit
 def chunk_prepare_kernel(
     q,
-    g,
     G,
     k,
     q_decay_in,
@@ -244,7 +274,6 @@ def chunk_prepare_kernel(
 @triton.jit(do_not_specialize=["k_step_b", "k_step_t", "k_step_h", "q_step_b", "q_step_t", "q_step_h"])
 def chunk_prepare_steep_kernel(
     q,
-    g,
     G,
     k,
     q_decay_in,
@@ -259,6 +288,7 @@ def chunk_prepare_steep_kernel(
     q_step_h,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -266,54 +296,63 @@ def chunk_prepare_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_x2 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:13
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:11
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            q_decay_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] gla.rec:13
-            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] gla.rec:11
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:11
-            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
-            w_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] gla.rec:12
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] gla.rec:13
-                b_decay = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
-                )  # [C, BK]
-                b_x2 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l),
-                    tl.dot((b_q2 * b_decay).to(ED), tl.trans((b_k2 * b_decay).to(ED)), input_precision=PRECISION),
-                    0.0,
+    """What depends on one chunk alone. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_x2 = tl.zeros((C, C), tl.float32)
+                b_sum_x = tl.zeros((C,), tl.float32)
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_q = load_tokens(
+                        q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] gla.rec:13
+                    b_q2 = b_q.to(tl.float32)  # [C, BK]
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:11
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    q_decay_in.store(
+                        [i_bh, i_t * C, i_k * BK], (b_q2 * tl.exp(b_G2)).to(q_decay_in.dtype).reshape(1, C, BK)
+                    )  # [C, BK] gla.rec:13
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] gla.rec:12
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_sum_x += tl.sum((b_q2 * b_k2), 1)  # [C] gla.rec:13
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] gla.rec:11
+                    store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] gla.rec:11
+                    b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
+                    w_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] gla.rec:12
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] gla.rec:13
+                        b_decay = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                        )  # [C, BK]
+                        b_x2 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(
+                                (b_q2 * b_decay).to(ED), tl.trans((b_k2 * b_decay).to(ED)), input_precision=PRECISION
+                            ),
+                            0.0,
+                        )  # [C, C] gla.rec:13
+                score_q_w.store(
+                    [i_bh, i_t * C, 0],
+                    (b_x2 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
+                    .to(score_q_w.dtype)
+                    .reshape(1, C, C),
                 )  # [C, C] gla.rec:13
-        score_q_w.store(
-            [i_bh, i_t * C, 0],
-            (b_x2 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
-            .to(score_q_w.dtype)
-            .reshape(1, C, C),
-        )  # [C, C] gla.rec:13
 
 
 @triton.jit
@@ -403,7 +442,6 @@ def chunk_gates_backward_kernel(
 @triton.jit
 def chunk_prepare_backward_kernel(
     q,
-    g,
     G,
     k,
     decay_all,
@@ -783,6 +821,7 @@ def chunk_gradient_steep_kernel(
     scale,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -791,81 +830,93 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    o_v = tl.arange(0, BV)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
-        b_x13 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
-        b_x14 = scale * b_x13  # [C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:11
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:13
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_x2 = tl.zeros((C, BK), tl.float32)
-            b_x19 = tl.zeros((C, BK), tl.float32)
-            b_x27 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] gla.rec:13
-                b_decay = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
-                )  # [C, BK]
-                b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
-                b_x10 = (b_k2 * b_decay).to(ED)  # [C, BK]
-                b_xx = tl.dot(b_x8, b_x10, input_precision=PRECISION)  # [C, BK] gla.rec:13
-                b_x2 += b_decay * b_xx  # [C, BK] gla.rec:13
-                b_x22 = (b_q2 * b_decay).to(ED)  # [C, BK]
-                b_xx2 = tl.dot(tl.trans(b_x8), b_x22, input_precision=PRECISION)  # [C, BK] gla.rec:13
-                b_x19 += b_decay * b_xx2  # [C, BK] gla.rec:13
-                b_x27 += (scale * (b_x22.to(tl.float32) * b_xx)) - (
-                    scale * (b_x10.to(tl.float32) * b_xx2)
-                )  # [C, BK] gla.rec:11
-            b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:13
-            b_x16 = scale * b_dox.to(tl.float32)  # [C, BK]
-            dq.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((scale * b_x2) + (b_x14[:, None] * b_k2)) + (b_decay_in * b_x16)).to(dq.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:11
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] gla.rec:11
-            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
-            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_dw_out = load_rows(dw_out, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:12
-            b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-            b_dk = (b_decay_out * b_dw_out2) + (scale * b_x19)  # [C, BK] gla.rec:13
-            dk.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dk + (b_x14[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] gla.rec:13
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:11
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
-            b_sum_dG = chunk_sum(
-                (
-                    (b_x27 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
-                    + (b_decay_in * b_q2 * b_x16)
-                ),
-                True,
-                False,
-            )  # [C, BK] gla.rec:11
-            b_g = load_tokens(g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] gla.rec:11
-            dg.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
-                .to(dg.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] gla.rec:11
+    """The gradients of the inputs, chunk by chunk. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            o_v = tl.arange(0, BV)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] gla.rec:13
+                b_x13 = tl.load(diagonal_do_v + i_c * C + o_t)  # [C] gla.rec:13
+                b_x14 = scale * b_x13  # [C]
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:11
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] gla.rec:12
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_q = load_tokens(
+                        q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] gla.rec:13
+                    b_q2 = b_q.to(tl.float32)  # [C, BK]
+                    b_x2 = tl.zeros((C, BK), tl.float32)
+                    b_x19 = tl.zeros((C, BK), tl.float32)
+                    b_x27 = tl.zeros((C, BK), tl.float32)
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] gla.rec:13
+                        b_decay = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                        )  # [C, BK]
+                        b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
+                        b_x10 = (b_k2 * b_decay).to(ED)  # [C, BK]
+                        b_xx = tl.dot(b_x8, b_x10, input_precision=PRECISION)  # [C, BK] gla.rec:13
+                        b_x2 += b_decay * b_xx  # [C, BK] gla.rec:13
+                        b_x22 = (b_q2 * b_decay).to(ED)  # [C, BK]
+                        b_xx2 = tl.dot(tl.trans(b_x8), b_x22, input_precision=PRECISION)  # [C, BK] gla.rec:13
+                        b_x19 += b_decay * b_xx2  # [C, BK] gla.rec:13
+                        b_x27 += (scale * (b_x22.to(tl.float32) * b_xx)) - (
+                            scale * (b_x10.to(tl.float32) * b_xx2)
+                        )  # [C, BK] gla.rec:11
+                    b_decay_in = tl.exp(b_G2)  # [C, BK]
+                    b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:13
+                    b_x16 = scale * b_dox.to(tl.float32)  # [C, BK]
+                    dq.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (((scale * b_x2) + (b_x14[:, None] * b_k2)) + (b_decay_in * b_x16))
+                        .to(dq.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] gla.rec:11
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] gla.rec:11
+                    b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] gla.rec:11
+                    b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+                    b_dw_out = load_rows(dw_out, i_c * C + o_t, o_k, K)  # [C, BK] gla.rec:12
+                    b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+                    b_dk = (b_decay_out * b_dw_out2) + (scale * b_x19)  # [C, BK] gla.rec:13
+                    dk.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (b_dk + (b_x14[:, None] * b_q2)).to(dk.dtype).reshape(1, 1, C, BK),
+                    )  # [C, BK] gla.rec:13
+                    b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] gla.rec:11
+                    b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] gla.rec:13
+                    b_sum_dG = chunk_sum(
+                        (
+                            (b_x27 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                            + (b_decay_in * b_q2 * b_x16)
+                        ),
+                        True,
+                        False,
+                    )  # [C, BK] gla.rec:11
+                    b_g = load_tokens(
+                        g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] gla.rec:11
+                    dg.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                        .to(dg.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] gla.rec:11
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from .launch import (
     check_number,
     choose_blocks,
     chunk_size,
+    chunks_a_program,
     current,
     decay_span,
     dense,
@@ -44,17 +45,17 @@ ARGUMENTS = (
 )
 FACTS = {
     "gates": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
-    "prepare": Facts("parallel", 5, 0, 0, 0, 1, True, False, False, False),
-    "prepare_steep": Facts("parallel", 7, 0, 0, 0, 1, True, True, False, False),
+    "prepare": Facts("parallel", 4, 0, 0, 0, 1, True, False, False, False),
+    "prepare_steep": Facts("parallel", 4, 0, 0, 0, 1, True, True, False, False),
     "scan": Facts("forward", 2, 1, 1, 0, 3, False, False, False, False),
     "gates_backward": Facts("parallel", 1, 0, 0, 0, 0, False, False, False, False),
-    "prepare_backward": Facts("parallel", 5, 0, 0, 0, 0, False, False, False, False),
+    "prepare_backward": Facts("parallel", 4, 0, 0, 0, 0, False, False, False, False),
     "states": Facts("forward", 1, 1, 0, 0, 1, False, False, True, False),
     "reverse": Facts("backward", 1, 1, 0, 0, 1, False, False, True, False),
     "products": Facts("parallel", 0, 2, 0, 2, 3, False, False, False, False),
     "gradient_values": Facts("parallel", 1, 1, 1, 1, 2, False, False, False, False),
     "gradient": Facts("parallel", 7, 0, 1, 0, 2, True, False, False, False),
-    "gradient_steep": Facts("parallel", 9, 0, 1, 0, 2, True, True, False, False),
+    "gradient_steep": Facts("parallel", 7, 0, 1, 0, 2, True, True, False, False),
 }
 
 
@@ -159,7 +160,8 @@ def _configure(kernel, shape, absent, on):
     C = chunk_size(dtype)
     N = triton.cdiv(T, C)
     at = choose_blocks(FACTS[kernel], B * H, K, V, dtype.itemsize, on)
-    programs = B * H * (N if FACTS[kernel].walk == "parallel" else triton.cdiv(V, at.BV))
+    group = chunks_a_program(FACTS[kernel], B * H * N, on)
+    programs = triton.cdiv(B * H * N, group) if FACTS[kernel].walk == "parallel" else B * H * triton.cdiv(V, at.BV)
     ED, XD = triton_dtype(dtype), tl.float32 if dtype == torch.float32 else tl.float16
     sizes = {
         "T": T,
@@ -173,6 +175,7 @@ def _configure(kernel, shape, absent, on):
         "PRECISION": precision(dtype, shape.device),
         "SPAN": decay_span(dtype),
     }
+    sizes |= {"n_chunks": B * H * N, "GROUP": group}
     sizes["DIRECT"] = on.blackwell  # where the loop of a scan cannot hold the store of a descriptor
     from . import kernels  # here, so that importing the package does not read the source of every kernel
 
@@ -211,7 +214,6 @@ class _Chunk(torch.autograd.Function):
         at = configure("prepare", shape)
         at(
             token_tiles(q, C, at.BK),
-            token_tiles(g, C, at.BK),
             tiles(G, C, at.BK),
             token_tiles(k, C, at.BK),
             tiles(q_decay_in, C, at.BK),
@@ -223,7 +225,6 @@ class _Chunk(torch.autograd.Function):
         at = configure("prepare_steep", shape)
         at(
             q,
-            g,
             G,
             k,
             tiles(q_decay_in, C, at.BK),
@@ -274,7 +275,6 @@ class _Chunk(torch.autograd.Function):
         at = configure("prepare_backward", shape)
         at(
             token_tiles(q, C, at.BK),
-            token_tiles(g, C, at.BK),
             tiles(G, C, at.BK),
             token_tiles(k, C, at.BK),
             decay_all,

@@ -115,6 +115,37 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
+def any_steep(
+    rows,
+    first,
+    n_chunks,
+    T,
+    N,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Whether any of GROUP chunks from the `first` on is steep, of `n_chunks` in all, where heads are neighbours: their rows are loaded
+    at once, and a program that has none of them is done."""
+    i = first + tl.arange(0, GROUP)
+    i_t = (i // H) % N
+    chunk = (i // (H * N) * H + i % H).to(tl.int64) * N + i_t
+    o = tl.arange(0, triton.next_power_of_2(K))
+    place = rows + chunk[:, None] * (C * WIDTH) + o[None, :]
+    inside = (i < n_chunks)[:, None] & (o < K)[None, :]
+    middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
+    last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
+    HALF: tl.constexpr = C // 2
+    left = T - i_t * C
+    before = SPAN / HALF * tl.minimum(left, HALF)
+    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+
+
+@triton.jit
 def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
     """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
@@ -220,7 +251,6 @@ def chunk_gates_kernel(
 @triton.jit
 def chunk_prepare_kernel(
     k,
-    g,
     G,
     beta,
     q,
@@ -302,7 +332,6 @@ def chunk_prepare_kernel(
 @triton.jit(do_not_specialize=["k_step_b", "k_step_t", "k_step_h", "q_step_b", "q_step_t", "q_step_h"])
 def chunk_prepare_steep_kernel(
     k,
-    g,
     G,
     beta,
     q,
@@ -321,6 +350,7 @@ def chunk_prepare_steep_kernel(
     q_step_h,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -329,70 +359,79 @@ def chunk_prepare_steep_kernel(
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    i_row = i_b.to(tl.int64) * T + i_t * C
-    o_t = tl.arange(0, C)
-    m_t = i_t * C + o_t < T
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] kda.rec:15
-        b_score_a_w = tl.zeros((C, C), tl.float32)
-        b_x12 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:15
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:12
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_decay_in = tl.exp(b_G2)  # [C, BK]
-            k_decay_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] kda.rec:15
-            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:16
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            decay_in_q.store(
-                [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
-            )  # [C, BK] kda.rec:16
-            b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] kda.rec:12
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:12
-            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
-            k_decay_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] kda.rec:15
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
-                b_decay = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
-                )  # [C, BK]
-                b_x8 = (b_k2 * b_decay).to(ED)  # [C, BK]
-                b_x9 = tl.trans(b_x8)  # [BK, C]
-                b_score_a_w += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x8, b_x9, input_precision=PRECISION), 0.0
-                )  # [C, C] kda.rec:15
-                b_x12 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l),
-                    tl.dot((b_q2 * b_decay).to(ED), b_x9, input_precision=PRECISION),
-                    0.0,
+    """What depends on one chunk alone. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            i_row = i_b.to(tl.int64) * T + i_t * C
+            o_t = tl.arange(0, C)
+            m_t = i_t * C + o_t < T
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+                tl.store(beta_chunks + i_c * C + o_t, b_beta)  # [C] kda.rec:15
+                b_score_a_w = tl.zeros((C, C), tl.float32)
+                b_x12 = tl.zeros((C, C), tl.float32)
+                b_sum_x = tl.zeros((C,), tl.float32)
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] kda.rec:15
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:12
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_decay_in = tl.exp(b_G2)  # [C, BK]
+                    k_decay_in.store(
+                        [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_in).to(k_decay_in.dtype).reshape(1, C, BK)
+                    )  # [C, BK] kda.rec:15
+                    b_q = load_tokens(
+                        q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] kda.rec:16
+                    b_q2 = b_q.to(tl.float32)  # [C, BK]
+                    decay_in_q.store(
+                        [i_bh, i_t * C, i_k * BK], (b_decay_in * b_q2).to(decay_in_q.dtype).reshape(1, C, BK)
+                    )  # [C, BK] kda.rec:16
+                    b_sum_x += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] kda.rec:12
+                    store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] kda.rec:12
+                    b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
+                    k_decay_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(k_decay_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] kda.rec:15
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
+                        b_decay = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
+                        )  # [C, BK]
+                        b_x8 = (b_k2 * b_decay).to(ED)  # [C, BK]
+                        b_x9 = tl.trans(b_x8)  # [BK, C]
+                        b_score_a_w += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x8, b_x9, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] kda.rec:15
+                        b_x12 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot((b_q2 * b_decay).to(ED), b_x9, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] kda.rec:16
+                score_q_w.store(
+                    [i_bh, i_t * C, 0],
+                    (b_x12 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
+                    .to(score_q_w.dtype)
+                    .reshape(1, C, C),
                 )  # [C, C] kda.rec:16
-        score_q_w.store(
-            [i_bh, i_t * C, 0],
-            (b_x12 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
-            .to(score_q_w.dtype)
-            .reshape(1, C, C),
-        )  # [C, C] kda.rec:16
-        b_inverse = unit_lower_inverse((-(b_beta[None, :] * b_score_a_w)), XD, PRECISION)  # [C, C] kda.rec:15
-        inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
+                b_inverse = unit_lower_inverse((-(b_beta[None, :] * b_score_a_w)), XD, PRECISION)  # [C, C] kda.rec:15
+                inverse.store([i_bh, i_t * C, 0], b_inverse.to(inverse.dtype).reshape(1, C, C))  # [C, C] kda.rec:15
 
 
 @triton.jit
@@ -496,7 +535,6 @@ def chunk_gates_backward_kernel(
 @triton.jit
 def chunk_prepare_backward_kernel(
     k,
-    g,
     G,
     q,
     k_decay_in,
@@ -929,6 +967,7 @@ def chunk_gradient_steep_kernel(
     scale,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -936,106 +975,121 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    i_row = i_b.to(tl.int64) * T + i_t * C
-    o_t = tl.arange(0, C)
-    m_t = i_t * C + o_t < T
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
-        b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
-        b_x14 = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
-        b_x15 = scale * b_beta  # [C]
-        b_x16 = b_x14 * b_x15  # [C]
-        b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
-        b_sum_x3 = tl.zeros((C,), tl.float32)
-        b_sum_x4 = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:12
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_k = load_tokens(k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:15
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_q = load_tokens(q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:16
-            b_q2 = b_q.to(tl.float32)  # [C, BK]
-            b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
-            b_x2 = tl.zeros((C, BK), tl.float32)
-            b_x22 = tl.zeros((C, BK), tl.float32)
-            b_x29 = tl.zeros((C, BK), tl.float32)
-            b_x32 = tl.zeros((C, BK), tl.float32)
-            b_x39 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
-                b_decay = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
-                )  # [C, BK]
-                b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_doU, 0.0)  # [C, C]
-                b_x9 = b_k2 * b_decay  # [C, BK]
-                b_x11 = (b_beta[:, None] * b_x9).to(ED)  # [C, BK]
-                b_x42 = b_x11.to(tl.float32)  # [C, BK]
-                b_xx = tl.dot(b_x8, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
-                b_x2 += b_decay * b_xx  # [C, BK] kda.rec:16
-                b_x25 = (b_q2 * b_decay).to(ED)  # [C, BK]
-                b_xx2 = tl.dot(tl.trans(b_x8), b_x25, input_precision=PRECISION)  # [C, BK] kda.rec:16
-                b_x22 += b_decay * b_xx2  # [C, BK] kda.rec:16
-                b_x44 = (scale * (b_x25.to(tl.float32) * b_xx)) - (scale * (b_xx2 * b_x42))  # [C, BK] kda.rec:12
-                b_x30 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU, 0.0)  # [C, C]
-                b_xx3 = tl.dot(b_x30, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
-                b_x29 += b_decay * b_xx3  # [C, BK] kda.rec:15
-                b_x34 = b_x9.to(ED)  # [C, BK]
-                b_x47 = b_x44 - (b_x34.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:12
-                b_xx4 = tl.dot(tl.trans(b_x30), b_x34, input_precision=PRECISION)  # [C, BK] kda.rec:15
-                b_x32 += b_decay * b_xx4  # [C, BK] kda.rec:15
-                b_x39 += b_x47 + (b_x42 * b_xx4)  # [C, BK] kda.rec:12
-            b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:16
-            b_x18 = scale * b_dox.to(tl.float32)  # [C, BK]
-            dq.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((scale * b_x2) + (b_x16[:, None] * b_k2)) + (b_decay_in * b_x18)).to(dq.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] kda.rec:16
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] kda.rec:12
-            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
-            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_Ux = load_rows(U_dstate, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:15
-            b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
-            b_x61 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x22))  # [C, BK] kda.rec:15
-            b_sum_x3 += tl.sum((b_x61 - (b_k2 * b_x32)), 1)  # [C] kda.rec:15
-            b_x20 = b_beta[:, None] * b_Ux2  # [C, BK]
-            b_dk = (b_decay_out * b_x20) + (b_x15[:, None] * b_x22)  # [C, BK] kda.rec:12
-            b_dk3 = (b_dk + (b_x16[:, None] * b_q2)) - b_x29  # [C, BK] kda.rec:12
-            b_dk4 = b_dk3 - (b_beta[:, None] * b_x32)  # [C, BK] kda.rec:12
-            b_dYx = load_rows(dY_state, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:15
-            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-            dk.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] kda.rec:12
-            b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x20), False, True)  # [C, BK] kda.rec:12
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
-            b_sum_dG = chunk_sum(
-                (
-                    (b_x39 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
-                    + (b_decay_in * ((b_q2 * b_x18) - (b_k2 * b_dYx2)))
-                ),
-                True,
-                False,
-            )  # [C, BK] kda.rec:12
-            b_g = load_tokens(g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K)  # [C, BK] kda.rec:12
-            dg.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
-                .to(dg.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] kda.rec:12
-        tl.store(dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x14))), mask=m_t)  # [C] kda.rec:15
+    """The gradients of the inputs, chunk by chunk. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            i_row = i_b.to(tl.int64) * T + i_t * C
+            o_t = tl.arange(0, C)
+            m_t = i_t * C + o_t < T
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_doU = load_rows(do_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:16
+                b_beta = tl.load(beta + (i_row + o_t) * H + i_h, mask=m_t, other=0.0).to(tl.float32)  # [C] kda.rec:15
+                b_x14 = tl.load(diagonal_do_U + i_c * C + o_t)  # [C] kda.rec:16
+                b_x15 = scale * b_beta  # [C]
+                b_x16 = b_x14 * b_x15  # [C]
+                b_dYU = load_rows(dY_U, i_c * C + o_t, o_t, C)  # [C, C] kda.rec:15
+                b_sum_x3 = tl.zeros((C,), tl.float32)
+                b_sum_x4 = tl.zeros((C,), tl.float32)
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:12
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] kda.rec:15
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_q = load_tokens(
+                        q, q_step_b, q_step_t, q_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] kda.rec:16
+                    b_q2 = b_q.to(tl.float32)  # [C, BK]
+                    b_sum_x4 += tl.sum((b_k2 * b_q2), 1)  # [C] kda.rec:16
+                    b_x2 = tl.zeros((C, BK), tl.float32)
+                    b_x22 = tl.zeros((C, BK), tl.float32)
+                    b_x29 = tl.zeros((C, BK), tl.float32)
+                    b_x32 = tl.zeros((C, BK), tl.float32)
+                    b_x39 = tl.zeros((C, BK), tl.float32)
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] kda.rec:15
+                        b_decay = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                        )  # [C, BK]
+                        b_x8 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_doU, 0.0)  # [C, C]
+                        b_x9 = b_k2 * b_decay  # [C, BK]
+                        b_x11 = (b_beta[:, None] * b_x9).to(ED)  # [C, BK]
+                        b_x42 = b_x11.to(tl.float32)  # [C, BK]
+                        b_xx = tl.dot(b_x8, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:16
+                        b_x2 += b_decay * b_xx  # [C, BK] kda.rec:16
+                        b_x25 = (b_q2 * b_decay).to(ED)  # [C, BK]
+                        b_xx2 = tl.dot(tl.trans(b_x8), b_x25, input_precision=PRECISION)  # [C, BK] kda.rec:16
+                        b_x22 += b_decay * b_xx2  # [C, BK] kda.rec:16
+                        b_x44 = (scale * (b_x25.to(tl.float32) * b_xx)) - (
+                            scale * (b_xx2 * b_x42)
+                        )  # [C, BK] kda.rec:12
+                        b_x30 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU, 0.0)  # [C, C]
+                        b_xx3 = tl.dot(b_x30, b_x11, input_precision=PRECISION)  # [C, BK] kda.rec:15
+                        b_x29 += b_decay * b_xx3  # [C, BK] kda.rec:15
+                        b_x34 = b_x9.to(ED)  # [C, BK]
+                        b_x47 = b_x44 - (b_x34.to(tl.float32) * b_xx3)  # [C, BK] kda.rec:12
+                        b_xx4 = tl.dot(tl.trans(b_x30), b_x34, input_precision=PRECISION)  # [C, BK] kda.rec:15
+                        b_x32 += b_decay * b_xx4  # [C, BK] kda.rec:15
+                        b_x39 += b_x47 + (b_x42 * b_xx4)  # [C, BK] kda.rec:12
+                    b_decay_in = tl.exp(b_G2)  # [C, BK]
+                    b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:16
+                    b_x18 = scale * b_dox.to(tl.float32)  # [C, BK]
+                    dq.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (((scale * b_x2) + (b_x16[:, None] * b_k2)) + (b_decay_in * b_x18))
+                        .to(dq.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] kda.rec:16
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] kda.rec:12
+                    b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] kda.rec:12
+                    b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+                    b_Ux = load_rows(U_dstate, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:15
+                    b_Ux2 = b_Ux.to(tl.float32)  # [C, BK]
+                    b_x61 = (b_k2 * b_decay_out * b_Ux2) + (scale * (b_k2 * b_x22))  # [C, BK] kda.rec:15
+                    b_sum_x3 += tl.sum((b_x61 - (b_k2 * b_x32)), 1)  # [C] kda.rec:15
+                    b_x20 = b_beta[:, None] * b_Ux2  # [C, BK]
+                    b_dk = (b_decay_out * b_x20) + (b_x15[:, None] * b_x22)  # [C, BK] kda.rec:12
+                    b_dk3 = (b_dk + (b_x16[:, None] * b_q2)) - b_x29  # [C, BK] kda.rec:12
+                    b_dk4 = b_dk3 - (b_beta[:, None] * b_x32)  # [C, BK] kda.rec:12
+                    b_dYx = load_rows(dY_state, i_c * C + o_t, o_k, K)  # [C, BK] kda.rec:15
+                    b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+                    dk.store(
+                        [i_b, i_h, i_t * C, i_k * BK], (b_dk4 - (b_decay_in * b_dYx2)).to(dk.dtype).reshape(1, 1, C, BK)
+                    )  # [C, BK] kda.rec:12
+                    b_sum_x2 = chunk_sum((b_decay_out * b_k2 * b_x20), False, True)  # [C, BK] kda.rec:12
+                    b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] kda.rec:16
+                    b_sum_dG = chunk_sum(
+                        (
+                            (b_x39 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                            + (b_decay_in * ((b_q2 * b_x18) - (b_k2 * b_dYx2)))
+                        ),
+                        True,
+                        False,
+                    )  # [C, BK] kda.rec:12
+                    b_g = load_tokens(
+                        g, g_step_b, g_step_t, g_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] kda.rec:12
+                    dg.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_sum_x2 + b_sum_dG) * (1.0 - log_decay_resets(b_g.to(tl.float32))))
+                        .to(dg.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] kda.rec:12
+                tl.store(
+                    dbeta + (i_row + o_t) * H + i_h, (b_sum_x3 + (scale * (b_sum_x4 * b_x14))), mask=m_t
+                )  # [C] kda.rec:15
 
 
 @triton.jit

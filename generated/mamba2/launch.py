@@ -330,6 +330,13 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
     return Blocks(BK, min(tile, BV), warps, stages)
 
 
+def chunks_a_program(facts: Facts, chunks: int, on: Card) -> int:
+    """How many chunks a program of a kernel for steep ones looks at: fewer programs, as most often none of them has one, but enough to
+    fill the card if they all have."""
+    most = chunks // (2 * on.multiprocessors)
+    return min(16, 1 << most.bit_length() - 1) if facts.steep and most else 1
+
+
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
 

@@ -115,6 +115,37 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
+def any_steep(
+    rows,
+    first,
+    n_chunks,
+    T,
+    N,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Whether any of GROUP chunks from the `first` on is steep, of `n_chunks` in all, where heads are neighbours: their rows are loaded
+    at once, and a program that has none of them is done."""
+    i = first + tl.arange(0, GROUP)
+    i_t = (i // H) % N
+    chunk = (i // (H * N) * H + i % H).to(tl.int64) * N + i_t
+    o = tl.arange(0, triton.next_power_of_2(K))
+    place = rows + chunk[:, None] * (C * WIDTH) + o[None, :]
+    inside = (i < n_chunks)[:, None] & (o < K)[None, :]
+    middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
+    last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
+    HALF: tl.constexpr = C // 2
+    left = T - i_t * C
+    before = SPAN / HALF * tl.minimum(left, HALF)
+    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+
+
+@triton.jit
 def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
     """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
@@ -284,6 +315,7 @@ def chunk_prepare_steep_kernel(
     w_step_h,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -291,72 +323,81 @@ def chunk_prepare_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_score_q_w = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_r = load_tokens(
-                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv6.rec:12
-            b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_w = load_tokens(
-                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv6.rec:13
-            b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
-            r_decay_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] rwkv6.rec:12
-            b_k = load_tokens(
-                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv6.rec:13
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv6.rec:13
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:13
-            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
-            w_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] rwkv6.rec:13
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
-                b_score_q_w += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l),
-                    tl.dot(
-                        (
-                            b_r2
-                            * tl.exp(
-                                tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0)
-                            )
-                        ).to(ED),
-                        tl.trans(
-                            (
-                                b_k2
-                                * tl.exp(
-                                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
-                                )
-                            ).to(ED)
-                        ),
-                        input_precision=PRECISION,
-                    ),
-                    0.0,
+    """What depends on one chunk alone. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_score_q_w = tl.zeros((C, C), tl.float32)
+                b_sum_x = tl.zeros((C,), tl.float32)
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_r = load_tokens(
+                        r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv6.rec:12
+                    b_r2 = b_r.to(tl.float32)  # [C, BK]
+                    b_w = load_tokens(
+                        w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv6.rec:13
+                    b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv6.rec:13
+                    r_decay_in.store(
+                        [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G_before)).to(r_decay_in.dtype).reshape(1, C, BK)
+                    )  # [C, BK] rwkv6.rec:12
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv6.rec:13
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+                    b_sum_x += tl.sum((b_u[None, :] * (b_k2 * b_r2)), 1)  # [C] rwkv6.rec:12
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] rwkv6.rec:13
+                    store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv6.rec:13
+                    b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+                    w_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_k2 * tl.exp(b_sum_x2)).to(w_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] rwkv6.rec:13
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
+                        b_score_q_w += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(
+                                (
+                                    b_r2
+                                    * tl.exp(
+                                        tl.minimum(
+                                            (side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0
+                                        )
+                                    )
+                                ).to(ED),
+                                tl.trans(
+                                    (
+                                        b_k2
+                                        * tl.exp(
+                                            tl.minimum(
+                                                (side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0
+                                            )
+                                        )
+                                    ).to(ED)
+                                ),
+                                input_precision=PRECISION,
+                            ),
+                            0.0,
+                        )  # [C, C] rwkv6.rec:12
+                score_q_w.store(
+                    [i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C)
                 )  # [C, C] rwkv6.rec:12
-        score_q_w.store([i_bh, i_t * C, 0], b_score_q_w.to(score_q_w.dtype).reshape(1, C, C))  # [C, C] rwkv6.rec:12
-        tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
+                tl.store(sum_k + i_c * C + o_t, b_sum_x)  # [C] rwkv6.rec:12
 
 
 @triton.jit
@@ -857,6 +898,7 @@ def chunk_gradient_steep_kernel(
     scale,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -865,100 +907,108 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    m_t = i_t * C + o_t < T
-    o_v = tl.arange(0, BV)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
-        b_x2 = scale * b_sum_x  # [C]
-        b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
-        b_x37 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_k = load_tokens(
-                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv6.rec:13
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_x3 = b_x2[:, None] * b_k2  # [C, BK]
-            b_w = load_tokens(
-                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv6.rec:13
-            b_w2 = b_w.to(tl.float32)  # [C, BK]
-            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_r = load_tokens(
-                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv6.rec:12
-            b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
-            tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
-            b_x5 = tl.zeros((C, BK), tl.float32)
-            b_x26 = tl.zeros((C, BK), tl.float32)
-            b_x35 = tl.zeros((C, BK), tl.float32)
-            b_x43 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x8 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
-                b_decay_read = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x8)), 0.0)
-                )  # [C, BK]
-                b_x12 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
-                b_decay_write = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x8)), 0.0)
-                )  # [C, BK]
-                b_x18 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-                b_xx = tl.dot(b_x12, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-                b_x5 += b_decay_read * b_xx  # [C, BK] rwkv6.rec:12
-                b_x29 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
-                b_xx2 = tl.dot(tl.trans(b_x12), b_x29, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-                b_x26 += b_decay_write * b_xx2  # [C, BK] rwkv6.rec:12
-                b_x38 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x37, 0.0)  # [C, C]
-                b_xx3 = tl.dot(tl.trans(b_x38), b_x29, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-                b_x35 += b_x18.to(tl.float32) * b_xx3  # [C, BK] rwkv6.rec:12
-                b_xx4 = tl.dot(b_x38, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
-                b_x43 += b_x29.to(tl.float32) * b_xx4  # [C, BK] rwkv6.rec:12
-            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
-            b_dr = (b_u[None, :] * b_x3) + (scale * b_x5)  # [C, BK] rwkv6.rec:13
-            b_decay_in = tl.exp(b_G_before)  # [C, BK]
-            b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:12
-            b_x21 = scale * b_dox.to(tl.float32)  # [C, BK]
-            dr.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x21)).to(dr.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] rwkv6.rec:13
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv6.rec:13
-            b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
-            b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
-            b_dw_out = load_rows(dw_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
-            b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
-            dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_decay_out * b_dw_out2) + (b_u[None, :] * b_x2[:, None] * b_r2)) + (scale * b_x26))
-                .to(dk.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv6.rec:13
-            b_sum_x3 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] rwkv6.rec:13
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv6.rec:12
-            b_sum_dG = chunk_sum(
-                (tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0) - (scale * b_x35)),
-                True,
-                False,
-            )  # [C, BK] rwkv6.rec:13
-            b_x42 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
-            b_sum_x4 = chunk_sum(((scale * b_x43) + (b_decay_in * b_r2 * b_x21)), True, True)  # [C, BK] rwkv6.rec:13
-            dw.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x42 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv6.rec:13
+    """The gradients of the inputs, chunk by chunk. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            m_t = i_t * C + o_t < T
+            o_v = tl.arange(0, BV)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_sum_x = tl.load(sum_v_do + i_c * C + o_t)  # [C] rwkv6.rec:12
+                b_x2 = scale * b_sum_x  # [C]
+                b_dov = load_rows(do_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv6.rec:12
+                b_x37 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dov, 0.0)  # [C, C]
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv6.rec:13
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_x3 = b_x2[:, None] * b_k2  # [C, BK]
+                    b_w = load_tokens(
+                        w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv6.rec:13
+                    b_w2 = b_w.to(tl.float32)  # [C, BK]
+                    b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv6.rec:13
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_r = load_tokens(
+                        r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv6.rec:12
+                    b_r2 = b_r.to(tl.float32)  # [C, BK]
+                    b_du = tl.sum(tl.where(m_t[:, None], (b_r2 * b_x3), 0.0), 0)  # [BK] rwkv6.rec:12
+                    tl.store(du + i_c * K + o_k, b_du, mask=o_k < K)  # [BK] rwkv6.rec:12
+                    b_x5 = tl.zeros((C, BK), tl.float32)
+                    b_x26 = tl.zeros((C, BK), tl.float32)
+                    b_x35 = tl.zeros((C, BK), tl.float32)
+                    b_x43 = tl.zeros((C, BK), tl.float32)
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x8 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv6.rec:12
+                        b_decay_read = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x8)), 0.0)
+                        )  # [C, BK]
+                        b_x12 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dov, 0.0)  # [C, C]
+                        b_decay_write = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x8)), 0.0)
+                        )  # [C, BK]
+                        b_x18 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+                        b_xx = tl.dot(b_x12, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                        b_x5 += b_decay_read * b_xx  # [C, BK] rwkv6.rec:12
+                        b_x29 = (b_r2 * b_decay_read).to(ED)  # [C, BK]
+                        b_xx2 = tl.dot(tl.trans(b_x12), b_x29, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                        b_x26 += b_decay_write * b_xx2  # [C, BK] rwkv6.rec:12
+                        b_x38 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x37, 0.0)  # [C, C]
+                        b_xx3 = tl.dot(tl.trans(b_x38), b_x29, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                        b_x35 += b_x18.to(tl.float32) * b_xx3  # [C, BK] rwkv6.rec:12
+                        b_xx4 = tl.dot(b_x38, b_x18, input_precision=PRECISION)  # [C, BK] rwkv6.rec:12
+                        b_x43 += b_x29.to(tl.float32) * b_xx4  # [C, BK] rwkv6.rec:12
+                    b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)  # [BK] rwkv6.rec:12
+                    b_dr = (b_u[None, :] * b_x3) + (scale * b_x5)  # [C, BK] rwkv6.rec:13
+                    b_decay_in = tl.exp(b_G_before)  # [C, BK]
+                    b_dox = load_rows(do_state, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:12
+                    b_x21 = scale * b_dox.to(tl.float32)  # [C, BK]
+                    dr.store(
+                        [i_b, i_h, i_t * C, i_k * BK], (b_dr + (b_decay_in * b_x21)).to(dr.dtype).reshape(1, 1, C, BK)
+                    )  # [C, BK] rwkv6.rec:13
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] rwkv6.rec:13
+                    b_sum_x2 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv6.rec:13
+                    b_decay_out = tl.exp(b_sum_x2)  # [C, BK]
+                    b_dw_out = load_rows(dw_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv6.rec:13
+                    b_dw_out2 = b_dw_out.to(tl.float32)  # [C, BK]
+                    dk.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (((b_decay_out * b_dw_out2) + (b_u[None, :] * b_x2[:, None] * b_r2)) + (scale * b_x26))
+                        .to(dk.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] rwkv6.rec:13
+                    b_sum_x3 = chunk_sum((b_decay_out * b_k2 * b_dw_out2), False, True)  # [C, BK] rwkv6.rec:13
+                    b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv6.rec:12
+                    b_sum_dG = chunk_sum(
+                        (
+                            tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0)
+                            - (scale * b_x35)
+                        ),
+                        True,
+                        False,
+                    )  # [C, BK] rwkv6.rec:13
+                    b_x42 = b_sum_x3 + b_sum_dG  # [C, BK] rwkv6.rec:13
+                    b_sum_x4 = chunk_sum(
+                        ((scale * b_x43) + (b_decay_in * b_r2 * b_x21)), True, True
+                    )  # [C, BK] rwkv6.rec:13
+                    dw.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_x42 + b_sum_x4) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                    )  # [C, BK] rwkv6.rec:13
 
 
 @triton.jit

@@ -115,6 +115,37 @@ def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
+def any_steep(
+    rows,
+    first,
+    n_chunks,
+    T,
+    N,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Whether any of GROUP chunks from the `first` on is steep, of `n_chunks` in all, where heads are neighbours: their rows are loaded
+    at once, and a program that has none of them is done."""
+    i = first + tl.arange(0, GROUP)
+    i_t = (i // H) % N
+    chunk = (i // (H * N) * H + i % H).to(tl.int64) * N + i_t
+    o = tl.arange(0, triton.next_power_of_2(K))
+    place = rows + chunk[:, None] * (C * WIDTH) + o[None, :]
+    inside = (i < n_chunks)[:, None] & (o < K)[None, :]
+    middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
+    last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
+    HALF: tl.constexpr = C // 2
+    left = T - i_t * C
+    before = SPAN / HALF * tl.minimum(left, HALF)
+    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
+    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+
+
+@triton.jit
 def side_of_middle(t, level, UPPER_ZERO: tl.constexpr, LOWER_ZERO: tl.constexpr):
     """+1.0 for rows in the upper half of their block of 2^(level + 1) rows, -1.0 in the lower; 0.0 for the first of the upper or the last
     of the lower."""
@@ -374,6 +405,7 @@ def chunk_prepare_steep_kernel(
     w_step_h,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -382,107 +414,123 @@ def chunk_prepare_steep_kernel(
     XD: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """What depends on one chunk alone. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_score_a2_w1 = tl.zeros((C, C), tl.float32)
-        b_score_a2_w2 = tl.zeros((C, C), tl.float32)
-        b_x21 = tl.zeros((C, C), tl.float32)
-        b_sum_x = tl.zeros((C,), tl.float32)
-        b_x26 = tl.zeros((C, C), tl.float32)
-        b_sum_x2 = tl.zeros((C,), tl.float32)
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_kappa = load_tokens(
-                kappa, kappa_step_b, kappa_step_t, kappa_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-            b_w = load_tokens(
-                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
-            kappa_decay_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] rwkv7.rec:12
-            b_k = load_tokens(
-                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_a = load_tokens(
-                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_x17 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
-            b_r = load_tokens(
-                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:13
-            b_r2 = b_r.to(tl.float32)  # [C, BK]
-            q_in.store(
-                [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
-            )  # [C, BK] rwkv7.rec:13
-            b_sum_x += tl.sum((b_x17 * b_r2), 1)  # [C] rwkv7.rec:13
-            b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv7.rec:12
-            store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:12
-            b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-            b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
-            w2_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_x17 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] rwkv7.rec:12
-            w1_out.store(
-                [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
-            )  # [C, BK] rwkv7.rec:12
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
-                b_x9 = (
-                    b_kappa2
-                    * tl.exp(tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0))
-                ).to(ED)  # [C, BK]
-                b_decay_write = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
-                )  # [C, BK]
-                b_x16 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
-                b_score_a2_w1 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x9, b_x16, input_precision=PRECISION), 0.0
+    """What depends on one chunk alone. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_score_a2_w1 = tl.zeros((C, C), tl.float32)
+                b_score_a2_w2 = tl.zeros((C, C), tl.float32)
+                b_x21 = tl.zeros((C, C), tl.float32)
+                b_sum_x = tl.zeros((C,), tl.float32)
+                b_x26 = tl.zeros((C, C), tl.float32)
+                b_sum_x2 = tl.zeros((C,), tl.float32)
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_kappa = load_tokens(
+                        kappa, kappa_step_b, kappa_step_t, kappa_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+                    b_w = load_tokens(
+                        w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_G_before = chunk_sum(log_decay_floor(b_w.to(tl.float32)), False, True)  # [C, BK] rwkv7.rec:12
+                    kappa_decay_in.store(
+                        [i_bh, i_t * C, i_k * BK],
+                        (b_kappa2 * tl.exp(b_G_before)).to(kappa_decay_in.dtype).reshape(1, C, BK),
+                    )  # [C, BK] rwkv7.rec:12
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_a = load_tokens(
+                        a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_x17 = b_kappa2 * b_a.to(tl.float32)  # [C, BK]
+                    b_r = load_tokens(
+                        r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:13
+                    b_r2 = b_r.to(tl.float32)  # [C, BK]
+                    q_in.store(
+                        [i_bh, i_t * C, i_k * BK], (b_r2 * tl.exp(b_G2)).to(q_in.dtype).reshape(1, C, BK)
+                    )  # [C, BK] rwkv7.rec:13
+                    b_sum_x += tl.sum((b_x17 * b_r2), 1)  # [C] rwkv7.rec:13
+                    b_sum_x2 += tl.sum((b_k2 * b_r2), 1)  # [C] rwkv7.rec:13
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] rwkv7.rec:12
+                    store_row(decay_all, i_c, o_k, K, tl.exp(b_G_row))  # [BK] rwkv7.rec:12
+                    b_sum_x3 = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+                    b_decay_out = tl.exp(b_sum_x3)  # [C, BK]
+                    w2_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_x17 * b_decay_out).to(w2_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] rwkv7.rec:12
+                    w1_out.store(
+                        [i_bh, i_t * C, i_k * BK], (b_k2 * b_decay_out).to(w1_out.dtype).reshape(1, C, BK)
+                    )  # [C, BK] rwkv7.rec:12
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x4 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
+                        b_x9 = (
+                            b_kappa2
+                            * tl.exp(
+                                tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x4)), 0.0)
+                            )
+                        ).to(ED)  # [C, BK]
+                        b_decay_write = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x4)), 0.0)
+                        )  # [C, BK]
+                        b_x16 = tl.trans((b_k2 * b_decay_write).to(ED))  # [BK, C]
+                        b_score_a2_w1 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x9, b_x16, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] rwkv7.rec:12
+                        b_x20 = tl.trans((b_x17 * b_decay_write).to(ED))  # [BK, C]
+                        b_score_a2_w2 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x9, b_x20, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] rwkv7.rec:12
+                        b_x23 = (b_r2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x21 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x23, b_x20, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] rwkv7.rec:13
+                        b_x26 += tl.where(
+                            across_middle(o_t[:, None], o_t[None, :], i_l),
+                            tl.dot(b_x23, b_x16, input_precision=PRECISION),
+                            0.0,
+                        )  # [C, C] rwkv7.rec:13
+                score_a2_w1.store(
+                    [i_bh, i_t * C, 0], b_score_a2_w1.to(score_a2_w1.dtype).reshape(1, C, C)
                 )  # [C, C] rwkv7.rec:12
-                b_x20 = tl.trans((b_x17 * b_decay_write).to(ED))  # [BK, C]
-                b_score_a2_w2 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x9, b_x20, input_precision=PRECISION), 0.0
+                score_q_w2.store(
+                    [i_bh, i_t * C, 0],
+                    (b_x21 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
+                    .to(score_q_w2.dtype)
+                    .reshape(1, C, C),
+                )  # [C, C] rwkv7.rec:13
+                score_q_w1.store(
+                    [i_bh, i_t * C, 0],
+                    (b_x26 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0))
+                    .to(score_q_w1.dtype)
+                    .reshape(1, C, C),
+                )  # [C, C] rwkv7.rec:13
+                b_inverse2 = unit_lower_inverse((-b_score_a2_w2), XD, PRECISION)  # [C, C] rwkv7.rec:12
+                inverse2.store(
+                    [i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C)
                 )  # [C, C] rwkv7.rec:12
-                b_x23 = (b_r2 * b_decay_write).to(ED)  # [C, BK]
-                b_x21 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x23, b_x20, input_precision=PRECISION), 0.0
-                )  # [C, C] rwkv7.rec:13
-                b_x26 += tl.where(
-                    across_middle(o_t[:, None], o_t[None, :], i_l), tl.dot(b_x23, b_x16, input_precision=PRECISION), 0.0
-                )  # [C, C] rwkv7.rec:13
-        score_a2_w1.store(
-            [i_bh, i_t * C, 0], b_score_a2_w1.to(score_a2_w1.dtype).reshape(1, C, C)
-        )  # [C, C] rwkv7.rec:12
-        score_q_w2.store(
-            [i_bh, i_t * C, 0],
-            (b_x21 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x)[:, None], 0.0))
-            .to(score_q_w2.dtype)
-            .reshape(1, C, C),
-        )  # [C, C] rwkv7.rec:13
-        score_q_w1.store(
-            [i_bh, i_t * C, 0],
-            (b_x26 + tl.where(o_t[:, None] == o_t[None, :], (b_sum_x2)[:, None], 0.0))
-            .to(score_q_w1.dtype)
-            .reshape(1, C, C),
-        )  # [C, C] rwkv7.rec:13
-        b_inverse2 = unit_lower_inverse((-b_score_a2_w2), XD, PRECISION)  # [C, C] rwkv7.rec:12
-        inverse2.store([i_bh, i_t * C, 0], b_inverse2.to(inverse2.dtype).reshape(1, C, C))  # [C, C] rwkv7.rec:12
 
 
 @triton.jit
@@ -1133,6 +1181,7 @@ def chunk_gradient_steep_kernel(
     w_step_h,
     T,
     N,
+    n_chunks,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -1140,151 +1189,159 @@ def chunk_gradient_steep_kernel(
     ED: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """The gradients of the inputs, chunk by chunk. One program a chunk and head, where its decay is steep."""
-    i_p = tl.program_id(0)
-    i_h = i_p % H
-    i_t = (i_p // H) % N
-    i_b = i_p // (H * N)
-    i_bh = i_b * H + i_h
-    i_c = i_bh.to(tl.int64) * N + i_t
-    o_t = tl.arange(0, C)
-    if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
-        b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
-        b_dscore_q_w2 = load_rows(dscore_q_w2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
-        b_x17 = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
-        b_x19 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
-        b_dYU2 = load_rows(dY_U2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
-        b_x40 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU2, 0.0)  # [C, C]
-        b_dYv = load_rows(dY_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
-        b_x52 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYv, 0.0)  # [C, C]
-        for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
-            o_k = i_k * BK + tl.arange(0, BK)
-            b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
-            b_G2 = b_G.to(tl.float32)  # [C, BK]
-            b_k = load_tokens(
-                k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_k2 = b_k.to(tl.float32)  # [C, BK]
-            b_kappa = load_tokens(
-                kappa, kappa_step_b, kappa_step_t, kappa_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
-            b_a = load_tokens(
-                a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_a2 = b_a.to(tl.float32)  # [C, BK]
-            b_x12 = b_kappa2 * b_a2  # [C, BK]
-            b_r = load_tokens(
-                r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:13
-            b_r2 = b_r.to(tl.float32)  # [C, BK]
-            b_w = load_tokens(
-                w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
-            )  # [C, BK] rwkv7.rec:12
-            b_w2 = b_w.to(tl.float32)  # [C, BK]
-            b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
-            b_x = tl.zeros((C, BK), tl.float32)
-            b_x25 = tl.zeros((C, BK), tl.float32)
-            b_x61 = tl.zeros((C, BK), tl.float32)
-            b_x72 = tl.zeros((C, BK), tl.float32)
-            b_x80 = tl.zeros((C, BK), tl.float32)
-            b_x86 = tl.zeros((C, BK), tl.float32)
-            for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
-                b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
-                b_decay_write = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
-                )  # [C, BK]
-                b_x7 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_q_w1, 0.0)  # [C, C]
-                b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
-                b_x30 = b_x9.to(tl.float32)  # [C, BK]
-                b_xx = tl.dot(b_x7, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-                b_x11 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_q_w2, 0.0)  # [C, C]
-                b_x14 = (b_x12 * b_decay_write).to(ED)  # [C, BK]
-                b_x36 = b_x14.to(tl.float32)  # [C, BK]
-                b_xx2 = tl.dot(b_x11, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-                b_x += (b_decay_write * b_xx) + (b_decay_write * b_xx2)  # [C, BK] rwkv7.rec:12
-                b_x27 = (b_r2 * b_decay_write).to(ED)  # [C, BK]
-                b_x28 = b_x27.to(tl.float32)  # [C, BK]
-                b_xx3 = tl.dot(tl.trans(b_x7), b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-                b_x33 = (b_x28 * b_xx) - (b_x30 * b_xx3)  # [C, BK] rwkv7.rec:12
-                b_x35 = b_x33 + (b_x28 * b_xx2)  # [C, BK] rwkv7.rec:12
-                b_xx4 = tl.dot(tl.trans(b_x11), b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
-                b_x39 = b_x35 - (b_x36 * b_xx4)  # [C, BK] rwkv7.rec:12
-                b_x41 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x40, 0.0)  # [C, C]
-                b_decay_read = tl.exp(
-                    tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x3)), 0.0)
-                )  # [C, BK]
-                b_x49 = (b_kappa2 * b_decay_read).to(ED)  # [C, BK]
-                b_x62 = b_x49.to(tl.float32)  # [C, BK]
-                b_xx5 = tl.dot(tl.trans(b_x41), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_x51 = b_x39 + (b_x36 * b_xx5)  # [C, BK] rwkv7.rec:12
-                b_x53 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x52, 0.0)  # [C, C]
-                b_xx6 = tl.dot(tl.trans(b_x53), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_x25 += b_x51 + (b_x30 * b_xx6)  # [C, BK] rwkv7.rec:12
-                b_xx7 = tl.dot(b_x41, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_xx8 = tl.dot(b_x53, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_x61 += (-(b_x62 * b_xx7)) - (b_x62 * b_xx8)  # [C, BK] rwkv7.rec:12
-                b_x74 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYv, 0.0)  # [C, C]
-                b_xx9 = tl.dot(tl.trans(b_x74), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_x72 += (b_decay_write * b_xx3) - (b_decay_write * b_xx9)  # [C, BK] rwkv7.rec:12
-                b_x81 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU2, 0.0)  # [C, C]
-                b_xx10 = tl.dot(b_x81, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_xx11 = tl.dot(b_x74, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_x80 += (-(b_decay_read * b_xx10)) - (b_decay_read * b_xx11)  # [C, BK] rwkv7.rec:12
-                b_xx12 = tl.dot(tl.trans(b_x81), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
-                b_x86 += (b_decay_write * b_xx4) - (b_decay_write * b_xx12)  # [C, BK] rwkv7.rec:12
-            b_decay_in = tl.exp(b_G2)  # [C, BK]
-            b_dq_in = load_rows(dq_in, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:13
-            b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
-            dr.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                (((b_x + (b_x17[:, None] * b_k2)) + (b_x19[:, None] * b_x12)) + (b_decay_in * b_dq_in2))
-                .to(dr.dtype)
-                .reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            b_G_row = tl.load(
-                G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
-            )  # [BK] rwkv7.rec:12
-            b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
-            b_decay_out = tl.exp(b_sum_x)  # [C, BK]
-            b_dw1_out = load_rows(dw1_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
-            b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
-            dk.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x72 + (b_decay_out * b_dw1_out2)) + (b_x17[:, None] * b_r2)).to(dk.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            b_dw2_out = load_rows(dw2_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
-            b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
-            b_sum_x2 = chunk_sum(
-                (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x12 * b_dw2_out2))), False, True
-            )  # [C, BK] rwkv7.rec:12
-            b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv7.rec:13
-            b_sum_dG = chunk_sum(
-                (
-                    (b_x25 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
-                    + (b_decay_in * b_r2 * b_dq_in2)
-                ),
-                True,
-                False,
-            )  # [C, BK] rwkv7.rec:12
-            b_x60 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
-            b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
-            b_dYx = load_rows(dY_state, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
-            b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
-            b_sum_x3 = chunk_sum((b_x61 - (b_decay_in2 * b_kappa2 * b_dYx2)), True, True)  # [C, BK] rwkv7.rec:12
-            dw.store(
-                [i_b, i_h, i_t * C, i_k * BK],
-                ((b_x60 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
-            )  # [C, BK] rwkv7.rec:12
-            b_x94 = (b_x86 + (b_decay_out * b_dw2_out2)) + (b_x19[:, None] * b_r2)  # [C, BK]
-            b_dkappa = b_x80 + (b_a2 * b_x94)  # [C, BK] rwkv7.rec:12
-            dkappa.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_dkappa - (b_decay_in2 * b_dYx2)).to(dkappa.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] rwkv7.rec:12
-            da.store(
-                [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x94).to(da.dtype).reshape(1, 1, C, BK)
-            )  # [C, BK] rwkv7.rec:12
+    """The gradients of the inputs, chunk by chunk. One program GROUP chunks and heads, where their decay is steep."""
+    i_first = tl.program_id(0) * GROUP
+    if any_steep(G, i_first, n_chunks, T, N, H, ((K + 3) // 4 * 4), C, K, SPAN, GROUP):
+        for i_p in range(i_first, tl.minimum(i_first + GROUP, n_chunks)):
+            i_h = i_p % H
+            i_t = (i_p // H) % N
+            i_b = i_p // (H * N)
+            i_bh = i_b * H + i_h
+            i_c = i_bh.to(tl.int64) * N + i_t
+            o_t = tl.arange(0, C)
+            if is_steep(G + i_c * C * ((K + 3) // 4 * 4), T - i_t * C, ((K + 3) // 4 * 4), C, K, SPAN):
+                b_dscore_q_w1 = load_rows(dscore_q_w1, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+                b_dscore_q_w2 = load_rows(dscore_q_w2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:13
+                b_x17 = tl.load(diagonal_dscore_q_w1 + i_c * C + o_t)  # [C] rwkv7.rec:13
+                b_x19 = tl.load(diagonal_dscore_q_w2 + i_c * C + o_t)  # [C] rwkv7.rec:13
+                b_dYU2 = load_rows(dY_U2, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+                b_x40 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYU2, 0.0)  # [C, C]
+                b_dYv = load_rows(dY_v, i_c * C + o_t, o_t, C)  # [C, C] rwkv7.rec:12
+                b_x52 = tl.where((o_t[:, None] > o_t[None, :] + 1), b_dYv, 0.0)  # [C, C]
+                for i_k in tl.range(0, passes(K, BK, T), num_stages=1):
+                    o_k = i_k * BK + tl.arange(0, BK)
+                    b_G = load_rows(G, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+                    b_G2 = b_G.to(tl.float32)  # [C, BK]
+                    b_k = load_tokens(
+                        k, k_step_b, k_step_t, k_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_k2 = b_k.to(tl.float32)  # [C, BK]
+                    b_kappa = load_tokens(
+                        kappa, kappa_step_b, kappa_step_t, kappa_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_kappa2 = b_kappa.to(tl.float32)  # [C, BK]
+                    b_a = load_tokens(
+                        a, a_step_b, a_step_t, a_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_a2 = b_a.to(tl.float32)  # [C, BK]
+                    b_x12 = b_kappa2 * b_a2  # [C, BK]
+                    b_r = load_tokens(
+                        r, r_step_b, r_step_t, r_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:13
+                    b_r2 = b_r.to(tl.float32)  # [C, BK]
+                    b_w = load_tokens(
+                        w, w_step_b, w_step_t, w_step_h, i_b, i_t * C + o_t, i_h, o_k, T, K
+                    )  # [C, BK] rwkv7.rec:12
+                    b_w2 = b_w.to(tl.float32)  # [C, BK]
+                    b_G_before = chunk_sum(log_decay_floor(b_w2), False, True)  # [C, BK] rwkv7.rec:12
+                    b_x = tl.zeros((C, BK), tl.float32)
+                    b_x25 = tl.zeros((C, BK), tl.float32)
+                    b_x61 = tl.zeros((C, BK), tl.float32)
+                    b_x72 = tl.zeros((C, BK), tl.float32)
+                    b_x80 = tl.zeros((C, BK), tl.float32)
+                    b_x86 = tl.zeros((C, BK), tl.float32)
+                    for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens
+                        b_x3 = load_rows(G, i_c * C + middle_of_block(o_t, i_l), o_k, K)  # [C, BK] rwkv7.rec:12
+                        b_decay_write = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, False, True)[:, None] * (b_G2 - b_x3)), 0.0)
+                        )  # [C, BK]
+                        b_x7 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_q_w1, 0.0)  # [C, C]
+                        b_x9 = (b_k2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x30 = b_x9.to(tl.float32)  # [C, BK]
+                        b_xx = tl.dot(b_x7, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                        b_x11 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dscore_q_w2, 0.0)  # [C, C]
+                        b_x14 = (b_x12 * b_decay_write).to(ED)  # [C, BK]
+                        b_x36 = b_x14.to(tl.float32)  # [C, BK]
+                        b_xx2 = tl.dot(b_x11, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                        b_x += (b_decay_write * b_xx) + (b_decay_write * b_xx2)  # [C, BK] rwkv7.rec:12
+                        b_x27 = (b_r2 * b_decay_write).to(ED)  # [C, BK]
+                        b_x28 = b_x27.to(tl.float32)  # [C, BK]
+                        b_xx3 = tl.dot(tl.trans(b_x7), b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                        b_x33 = (b_x28 * b_xx) - (b_x30 * b_xx3)  # [C, BK] rwkv7.rec:12
+                        b_x35 = b_x33 + (b_x28 * b_xx2)  # [C, BK] rwkv7.rec:12
+                        b_xx4 = tl.dot(tl.trans(b_x11), b_x27, input_precision=PRECISION)  # [C, BK] rwkv7.rec:13
+                        b_x39 = b_x35 - (b_x36 * b_xx4)  # [C, BK] rwkv7.rec:12
+                        b_x41 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x40, 0.0)  # [C, C]
+                        b_decay_read = tl.exp(
+                            tl.minimum((side_of_middle(o_t, i_l, True, False)[:, None] * (b_G_before - b_x3)), 0.0)
+                        )  # [C, BK]
+                        b_x49 = (b_kappa2 * b_decay_read).to(ED)  # [C, BK]
+                        b_x62 = b_x49.to(tl.float32)  # [C, BK]
+                        b_xx5 = tl.dot(tl.trans(b_x41), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_x51 = b_x39 + (b_x36 * b_xx5)  # [C, BK] rwkv7.rec:12
+                        b_x53 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_x52, 0.0)  # [C, C]
+                        b_xx6 = tl.dot(tl.trans(b_x53), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_x25 += b_x51 + (b_x30 * b_xx6)  # [C, BK] rwkv7.rec:12
+                        b_xx7 = tl.dot(b_x41, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_xx8 = tl.dot(b_x53, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_x61 += (-(b_x62 * b_xx7)) - (b_x62 * b_xx8)  # [C, BK] rwkv7.rec:12
+                        b_x74 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYv, 0.0)  # [C, C]
+                        b_xx9 = tl.dot(tl.trans(b_x74), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_x72 += (b_decay_write * b_xx3) - (b_decay_write * b_xx9)  # [C, BK] rwkv7.rec:12
+                        b_x81 = tl.where(across_middle(o_t[:, None], o_t[None, :], i_l), b_dYU2, 0.0)  # [C, C]
+                        b_xx10 = tl.dot(b_x81, b_x14, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_xx11 = tl.dot(b_x74, b_x9, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_x80 += (-(b_decay_read * b_xx10)) - (b_decay_read * b_xx11)  # [C, BK] rwkv7.rec:12
+                        b_xx12 = tl.dot(tl.trans(b_x81), b_x49, input_precision=PRECISION)  # [C, BK] rwkv7.rec:12
+                        b_x86 += (b_decay_write * b_xx4) - (b_decay_write * b_xx12)  # [C, BK] rwkv7.rec:12
+                    b_decay_in = tl.exp(b_G2)  # [C, BK]
+                    b_dq_in = load_rows(dq_in, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:13
+                    b_dq_in2 = b_dq_in.to(tl.float32)  # [C, BK]
+                    dr.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (((b_x + (b_x17[:, None] * b_k2)) + (b_x19[:, None] * b_x12)) + (b_decay_in * b_dq_in2))
+                        .to(dr.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] rwkv7.rec:12
+                    b_G_row = tl.load(
+                        G + (i_c * C + C - 1) * ((K + 3) // 4 * 4) + o_k, mask=o_k < K, other=0.0
+                    )  # [BK] rwkv7.rec:12
+                    b_sum_x = tl.minimum(b_G_row[None, :] - b_G2, 0.0)  # [C, BK] rwkv7.rec:12
+                    b_decay_out = tl.exp(b_sum_x)  # [C, BK]
+                    b_dw1_out = load_rows(dw1_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+                    b_dw1_out2 = b_dw1_out.to(tl.float32)  # [C, BK]
+                    dk.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_x72 + (b_decay_out * b_dw1_out2)) + (b_x17[:, None] * b_r2))
+                        .to(dk.dtype)
+                        .reshape(1, 1, C, BK),
+                    )  # [C, BK] rwkv7.rec:12
+                    b_dw2_out = load_rows(dw2_out, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+                    b_dw2_out2 = b_dw2_out.to(tl.float32)  # [C, BK]
+                    b_sum_x2 = chunk_sum(
+                        (b_decay_out * ((b_k2 * b_dw1_out2) + (b_x12 * b_dw2_out2))), False, True
+                    )  # [C, BK] rwkv7.rec:12
+                    b_ddecay_all = load_row(ddecay_all, i_c, o_k, K)  # [BK] rwkv7.rec:13
+                    b_sum_dG = chunk_sum(
+                        (
+                            (b_x25 + tl.where(o_t[:, None] == C - 1, (tl.exp(b_G_row) * b_ddecay_all)[None, :], 0.0))
+                            + (b_decay_in * b_r2 * b_dq_in2)
+                        ),
+                        True,
+                        False,
+                    )  # [C, BK] rwkv7.rec:12
+                    b_x60 = b_sum_x2 + b_sum_dG  # [C, BK] rwkv7.rec:12
+                    b_decay_in2 = tl.exp(b_G_before)  # [C, BK]
+                    b_dYx = load_rows(dY_state, i_c * C + o_t, o_k, K)  # [C, BK] rwkv7.rec:12
+                    b_dYx2 = b_dYx.to(tl.float32)  # [C, BK]
+                    b_sum_x3 = chunk_sum(
+                        (b_x61 - (b_decay_in2 * b_kappa2 * b_dYx2)), True, True
+                    )  # [C, BK] rwkv7.rec:12
+                    dw.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        ((b_x60 + b_sum_x3) * (1.0 - log_decay_resets(b_w2))).to(dw.dtype).reshape(1, 1, C, BK),
+                    )  # [C, BK] rwkv7.rec:12
+                    b_x94 = (b_x86 + (b_decay_out * b_dw2_out2)) + (b_x19[:, None] * b_r2)  # [C, BK]
+                    b_dkappa = b_x80 + (b_a2 * b_x94)  # [C, BK] rwkv7.rec:12
+                    dkappa.store(
+                        [i_b, i_h, i_t * C, i_k * BK],
+                        (b_dkappa - (b_decay_in2 * b_dYx2)).to(dkappa.dtype).reshape(1, 1, C, BK),
+                    )  # [C, BK] rwkv7.rec:12
+                    da.store(
+                        [i_b, i_h, i_t * C, i_k * BK], (b_kappa2 * b_x94).to(da.dtype).reshape(1, 1, C, BK)
+                    )  # [C, BK] rwkv7.rec:12
 
 
 @triton.jit
