@@ -98,7 +98,6 @@ class Lowering:
                 self.levels[node.index] = level
                 if isinstance(node.op, Levels) or self._is_behind(args):
                     self.behind.add(node.index)
-                assert not self.levelled & self.behind, "a sum over levels inside of another"
             elif any("k" in a.axes for a in args):
                 first = 0 if node.axes in WIDE else later
                 self.levels[node.index] = 1 + max(first, *(self.levels[a.index] for a in args if "k" in a.axes))
@@ -106,6 +105,7 @@ class Lowering:
             else:
                 self.levels[node.index] = level
 
+        assert not self.levelled & self.behind, "a sum over levels inside of another"
         for buffer in self.kernel.stores:
             if "k" in buffer.node.axes:
                 self.levels[buffer.node.index] = max(self.levels[buffer.node.index], later)

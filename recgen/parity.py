@@ -36,12 +36,15 @@ class Shape:
     decode: bool = False  # one token on a given state: the recurrent op, forward only
     bare: bool = False  # also compared without a state
     gates: bool = False  # compared in every gate regime, and not with gates as drawn
+    regime: str | None = None  # of the log decays, where no other is asked for; None: as in a trained layer
 
     def __str__(self) -> str:
-        return f"B {self.B}, T {self.T}, H {self.H}, K {self.K}, V {self.V}"
+        regime = f", {self.regime} a token" if self.regime else ""
+        return f"B {self.B}, T {self.T}, H {self.H}, K {self.K}, V {self.V}{regime}"
 
     def inputs(self, table: Sequence[InputRow], device: str, dtype: str, gate: str | None = None) -> dict[str, Tensor]:
-        return draw(table, self.B, self.T, self.H, self.K, self.V, seed=self.T, device=device, dtype=DTYPES[dtype], gate=gate)
+        regime = self.regime if gate is None else gate
+        return draw(table, self.B, self.T, self.H, self.K, self.V, seed=self.T, device=device, dtype=DTYPES[dtype], gate=regime)
 
     def upstream(self, device: str, dtype: str) -> Tensor:
         """The gradient of the output: [B,T,H,V]."""

@@ -27,6 +27,7 @@ TIMED: Mapping[str, Shape] = {
     for shape in (
         Shape("train", 8, 4096, 16),
         Shape("narrow", 1, 8192, 8),
+        Shape("steep", 8, 4096, 16, regime="-5"),
         Shape("long", 1, 32768, 16),
         Shape("wide", 4, 4096, 64),
         Shape("small", 8, 1024, 8, 64, 64),

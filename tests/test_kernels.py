@@ -233,6 +233,7 @@ TRAINED = {target: Configuration(target, "bf16", 128, 128) for target in aot.TAR
 LIGHT = ("deltanet", "gated_deltanet", "linear_attention", "mamba2", "retention")
 # Every kind of kernel on one card, and no decay and a scalar one on all of them: four minutes on one core where nothing is cached.
 COMPILED = [(name, TRAINED["sm_90"]) for name in (*LIGHT, "gla", "kda", "dplr")]
+COMPILED += [("dplr", TRAINED["sm_100"])]
 COMPILED += [(name, c) for target, c in TRAINED.items() if target != "sm_90" for name in ("gated_deltanet", "linear_attention")]
 REST = [(name, c) for c in SHIPPED for name in ZOO if (name, c) not in COMPILED]
 

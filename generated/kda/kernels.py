@@ -101,17 +101,24 @@ def store_rows(x, row, inside, o, D: tl.constexpr, value):
 
 
 @triton.jit
-def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
-    """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
-    WIDTH apart. Where only `left` tokens are left, fewer than C, a half of n tokens may decay by n in C / 2 of that: the tokens of an even
-    chunk decay by no more than e^(2 SPAN / C) in the mean."""
-    o = tl.arange(0, triton.next_power_of_2(K))
-    middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
-    last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
+def _too_far(middle, last, left, C: tl.constexpr, SPAN: tl.constexpr):
+    """By how much the log decay of a channel falls too far over either half of a chunk: positive if it does. middle, last: where it stands
+    at the end of each half; left: tokens from the chunk's first on. Where they are fewer than C, a half of n tokens may decay by n in C / 2
+    of the span: the tokens of an even chunk decay by no more than e^(2 SPAN / C) in the mean."""
     HALF: tl.constexpr = C // 2
     first = SPAN / HALF * tl.minimum(left, HALF)
     second = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
-    return tl.max(tl.maximum(-middle - first, middle - last - second), 0) > 0
+    return tl.maximum(-middle - first, middle - last - second)
+
+
+@triton.jit
+def is_steep(rows, left, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """Whether a channel decays by more than e^SPAN over either half of a chunk, whose cumulative log decay is the C rows of K at `rows`,
+    WIDTH apart; `left` tokens are left."""
+    o = tl.arange(0, triton.next_power_of_2(K))
+    middle = tl.load(rows + (C // 2 - 1) * WIDTH + o, mask=o < K, other=0.0)
+    last = tl.load(rows + (C - 1) * WIDTH + o, mask=o < K, other=0.0)
+    return tl.max(_too_far(middle, last, left, C, SPAN), 0) > 0
 
 
 @triton.jit
@@ -138,11 +145,7 @@ def any_steep(
     inside = (i < n_chunks)[:, None] & (o < K)[None, :]
     middle = tl.load(place + (C // 2 - 1) * WIDTH, mask=inside, other=0.0)
     last = tl.load(place + (C - 1) * WIDTH, mask=inside, other=0.0)
-    HALF: tl.constexpr = C // 2
-    left = T - i_t * C
-    before = SPAN / HALF * tl.minimum(left, HALF)
-    after = SPAN / HALF * tl.maximum(tl.minimum(left - HALF, HALF), 0)
-    return tl.max(tl.maximum(-middle - before[:, None], middle - last - after[:, None])) > 0
+    return tl.max(_too_far(middle, last, (T - i_t * C)[:, None], C, SPAN)) > 0
 
 
 @triton.jit

@@ -331,9 +331,9 @@ def choose_blocks(facts: Facts, heads: int, K: int, V: int, itemsize: int, on: C
 
 
 def chunks_a_program(facts: Facts, chunks: int, on: Card) -> int:
-    """How many chunks a program of a kernel for steep ones looks at: fewer programs, as most often none of them has one, but enough to
-    fill the card if they all have."""
-    most = chunks // (2 * on.multiprocessors)
+    """How many chunks a program of a kernel for steep ones looks at: few programs, as most often none of them has one, but enough to fill
+    the card evenly if they all have."""
+    most = chunks // (4 * on.multiprocessors)
     return min(16, 1 << most.bit_length() - 1) if facts.steep and most else 1
 
 
