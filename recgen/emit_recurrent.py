@@ -88,10 +88,10 @@ class _TokenLowering(Lowering):
     heads: frozenset[str]
 
     def scope(self, node: Node) -> int:
-        if node.index not in self.levels:
+        if node.index not in self.loops:
             own = isinstance(node.op, Load) and node.op.name not in self.heads
-            self.levels[node.index] = 1 if own else max((self.scope(a) for a in node.args), default=0)
-        return self.levels[node.index]
+            self.loops[node.index] = 1 if own else max((self.scope(a) for a in node.args), default=0)
+        return self.loops[node.index]
 
     def emit(
         self,

@@ -62,7 +62,7 @@ class Lowering:
     statements: list[Statement] = field(default_factory=list)
     memo: dict[tuple[int, Axes, int], str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    levels: dict[int, int] = field(default_factory=dict)
+    loops: dict[int, int] = field(default_factory=dict)  # over key tiles, that have to come before a value
     accumulators: dict[int, list[str]] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
     levelled: frozenset[int] = frozenset()  # what differs from level to level of a steep chunk
@@ -83,32 +83,28 @@ class Lowering:
         return next((b for b in self.kernel.loads if b.node is node), None)
 
     def prepare(self) -> None:
-        """For a parallel kernel: after which loop over the key tiles a value is there (0: before any)."""
+        """For a parallel kernel: behind how many loops over the key tiles a value is there."""
         have = {b.node.index for b in self.kernel.loads}
         inside = topological((b.node for b in self.kernel.stores), stop=lambda n: n.index in have)
         later = 1 if self._apart([n for n in inside if n.index not in have]) else 0
         self.levelled = levelled(inside)
         for node in inside:
             args = () if node.index in have else node.args
-            level = 0
-            for arg in args:
-                level = max(level, self.levels[arg.index])
+            loops = max((self.loops[a.index] for a in args), default=0)
             if "k" in node.axes:
-                # a key tile lives in the loop after everything it needs: levels of key tiles count the loops before theirs
-                self.levels[node.index] = level
+                self.loops[node.index] = loops  # it is made in the loop behind them
                 if isinstance(node.op, Levels) or self._is_behind(args):
                     self.behind.add(node.index)
             elif any("k" in a.axes for a in args):
                 first = 0 if node.axes in WIDE else later
-                self.levels[node.index] = 1 + max(first, *(self.levels[a.index] for a in args if "k" in a.axes))
-                self.levels[node.index] = max(self.levels[node.index], level)
+                self.loops[node.index] = max(loops, 1 + max(first, *(self.loops[a.index] for a in args if "k" in a.axes)))
             else:
-                self.levels[node.index] = level
+                self.loops[node.index] = loops
 
         assert not self.levelled & self.behind, "a sum over levels inside of another"
         for buffer in self.kernel.stores:
             if "k" in buffer.node.axes:
-                self.levels[buffer.node.index] = max(self.levels[buffer.node.index], later)
+                self.loops[buffer.node.index] = max(self.loops[buffer.node.index], later)
 
     @staticmethod
     def _apart(inside: list[Node]) -> bool:
@@ -129,8 +125,8 @@ class Lowering:
         """The scope in which the value is first there: see statements.py."""
         if self.scan:
             return 1 if varies(node) or self._carried(node) else 0
-        level = self.levels[node.index]
-        return self._in_loop(node, level) if "k" in node.axes else SCOPES * level
+        loops = self.loops[node.index]
+        return self._in_loop(node, loops) if "k" in node.axes else SCOPES * loops
 
     def _in_loop(self, node: Node, loop: int) -> int:
         """The part of a loop over key tiles that makes the value."""
@@ -353,7 +349,7 @@ class Lowering:
             case Map(fn="add"):
                 first, second = node.args
                 both = self._reduces_keys(first) and self._reduces_keys(second)
-                return both and self.levels[first.index] == self.levels[second.index]
+                return both and self.loops[first.index] == self.loops[second.index]
             case Levels() | Mask(kind="across"):
                 return self._reduces_keys(node.args[0])
             case _:
@@ -361,7 +357,7 @@ class Lowering:
 
     def _accumulate(self, node: Node, order: Axes) -> str:
         """Adds the node's share of a key tile in the loop's body; the total is there after the loop."""
-        loop, asked = self.levels[node.index] - 1, self.at
+        loop, asked = self.loops[node.index] - 1, self.at
         self.at = loop
         name = self._accumulator(node, order, SCOPES * loop + BODY)
         for term in _terms(node):
@@ -804,7 +800,7 @@ def _solves_first(work: Lowering) -> None:
 
 def _store(work: Lowering, buffer: Buffer) -> None:
     node, name = buffer.node, buffer.name
-    work.at = work.levels.get(node.index, 0)
+    work.at = work.loops.get(node.index, 0)
     carried = work.kernel.carry is not None and node is work.kernel.carry[0]
     value = work.value(node) if carried else work.number(node, work.order(node))
     scope = work.scope(node)
