@@ -69,7 +69,8 @@ STARTER = '''"""{title}: say here in one sentence what one token does to the sta
 Authors: Title of the paper, venue and year.
 """
 # Inputs, by axis: key [B,T,H,K], value [B,T,H,V], scalar [B,T,H]; head is a parameter [H], head[key] one [H,K].
-# In brackets, where the values lie: log_decay (<= 0), unit (0 to 1), unit_norm, or an interval such as scalar[0, 2].
+# In brackets, where the values lie: log_decay (<= 0), unit (0 to 1), unit_norm, or an interval such as scalar[0, 2], scalar[0, inf];
+# with the axis of a parameter: head[key, log_decay].
 q: key
 k: key[unit_norm]
 v: value
@@ -299,9 +300,12 @@ def _notes(compiled: Compiled) -> Iterator[str]:
     if compiled.normal.obstacle is not None:
         yield f"{name} has recurrent kernels and no chunked ones: {compiled.normal.obstacle}"
     if form is not None and not form.decays:
+        import sympy  # which is loaded by then
+
         yield (
-            f"{name} forgets by exp({form.decay}), and nothing declares that this does not grow: declare a domain ([log_decay], [unit]), "
-            "or pass raw values through -softplus(x)"
+            f"{name} keeps {sympy.exp(form.decay)} of the state at each token, and nothing declares that this is at most 1. If it is, "
+            "whatever you give it, there is nothing to do; else declare a domain ([log_decay], [unit]), or pass raw values through "
+            "exp(-softplus(x))"
         )
 
 

@@ -33,6 +33,7 @@ AXES: dict[str, str] = {
     "[H]": "head",
     "[H, K]": "head[key]",
     "[H, V]": "head[value]",
+    **{f"head[{axis}][{d}]": f"head[{axis}, {d}]" for axis in ("key", "value") for d in ("log_decay", "unit", "unit_norm")},
     **dict.fromkeys(("param", "parameter", "weight"), "head for one number a head, or head[key], head[value]"),
 }
 # Words for domains -> the domain.

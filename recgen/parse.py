@@ -86,7 +86,8 @@ class _Parser(Expressions):
                 return ast.parse(self.text, self.path).body
         except SyntaxError as e:
             line, col = min(e.lineno or 1, len(self.rows)), max(e.offset or 1, 1)
-            self.refuse_keyword(line)
+            for declared in range(1, line + 1):
+                self.refuse_keyword(declared, used=self.rows[line - 1])
             what = re.split(r"\. | \(detected", e.msg)[0]  # without the advice for Python
             if what == "unexpected indent":
                 col = len(self.rows[line - 1]) - len(self.rows[line - 1].lstrip()) + 1
@@ -97,10 +98,12 @@ class _Parser(Expressions):
         except (ValueError, RecursionError, MemoryError) as e:
             raise self.error((1, 1), f"this text cannot be read: {e or type(e).__name__}") from None
 
-    def refuse_keyword(self, line: int) -> None:
-        """A keyword of Python at the start of a declaration or an equation."""
-        word = re.match(r"\s*(\w+)\s*[:=]", self.rows[line - 1])
-        if word and keyword.iskeyword(word[1]):
+    def refuse_keyword(self, line: int, used: str | None = None) -> None:
+        """A keyword of Python at the start of a declaration or an equation, if it stands in the row `used`. (`lambda: x` is Python; what
+        uses it then is none.)"""
+        row = self.rows[line - 1]
+        word = re.match(r"\s*(\w+)\s*[:=]", row)
+        if word and keyword.iskeyword(word[1]) and re.search(rf"\b{word[1]}\b", row if used is None else used):
             hint = f"choose another name, such as `{word[1][:3]}`"
             at = (line, word.start(1) + 1)
             raise self.error(at, f"`{word[1]}` is a keyword of Python", expected="a name", found=f"`{word[1]}`", hint=hint) from None
@@ -242,6 +245,8 @@ class _Parser(Expressions):
         match e:
             case ast.Constant(value=int(x) | float(x)) if not isinstance(x, bool):
                 return float(x)
+            case ast.Name(id="inf"):
+                return math.inf
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.literal(operand)
         known = f"`{ast.unparse(e)}`"

@@ -207,7 +207,10 @@ def test_the_zoo_is_listed(run_python: RunPython, tmp_path: Path) -> None:
 
 def test_generate_says_where_a_decay_may_grow(tmp_path: Path, run_python: RunPython) -> None:
     declared = "q: key\nk: key\nv: value\na: {}\n\nS = S * exp(a) + v @ k.T\no = S @ q\n"
-    for kind, said in (("scalar[log_decay]", ""), ("scalar", "recgen: note: mine forgets by exp(a), and nothing declares")):
+    for kind, said in (
+        ("scalar[log_decay]", ""),
+        ("scalar", "recgen: note: mine keeps exp(a) of the state at each token, and nothing declares"),
+    ):
         (tmp_path / "mine.rec").write_text(declared.format(kind))
         run = run_python("-m", "recgen", "generate", str(tmp_path / "mine.rec"), "--out", str(tmp_path / "out"))
         assert run.stderr.startswith(said) and bool(run.stderr) == bool(said)

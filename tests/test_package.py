@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 import recgen
 from recgen import cache, package
@@ -211,6 +213,14 @@ def test_load_gives_the_op_of_the_emitted_package() -> None:
     assert package.on_disk(Path(loaded.__file__).parent) == package.on_disk(ROOT / "generated" / "gated_deltanet")
 
 
+def test_emitted_tests_run_the_kernels_in_the_interpreter(run_python: RunPython) -> None:
+    """TRITON_INTERPRET=1 is how a package is tested where there is no GPU."""
+    chosen = "test_without_a_state or test_empty or (test_lengths and 15)"
+    shown = run_python("-m", "pytest", "-q", str(ROOT / "generated" / "gla"), "-k", chosen, "-rA", TRITON_INTERPRET="1").stdout
+    assert "test_without_a_state[chunk]" in shown
+    assert "test_lengths[15-dtype0-recurrent]" in shown
+
+
 def test_importing_an_emitted_package_adds_at_most_50_ms(run_python: RunPython) -> None:
     code = "import time, torch, triton, triton.language; t = time.process_time(); import generated.kda; print(time.process_time() - t)"
     assert min(float(run_python("-c", code).stdout) for _ in range(3)) < 0.05
@@ -279,3 +289,20 @@ def test_a_spec_of_the_readme_compiles(text: str) -> None:
 
 def test_the_readme_has_its_specs() -> None:
     assert len(specs_of_the_readme()) >= 2
+
+
+def test_the_layer_of_the_readme_trains_and_decodes() -> None:
+    """Token by token from the state of the prompt it gives what one pass gives."""
+    (block,) = re.findall(r"```python\n(class Layer.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {"torch": torch, "gated_deltanet": recgen.load("gated_deltanet")}
+    exec(block, names)
+    torch.manual_seed(0)
+    layer, x = names["Layer"](12, 2, 8, 6), torch.randn(2, 70, 12)
+    whole, _ = layer(x)
+    whole.square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
+    part, state = layer(x[:, :66])
+    for t in range(66, 70):
+        o, state = layer(x[:, t : t + 1], state)
+        part = torch.cat((part, o), 1)
+    torch.testing.assert_close(part, whole, atol=1e-5, rtol=1e-4)

@@ -41,7 +41,7 @@ def test_zoo_is_complete() -> None:
 def test_declarations() -> None:
     spec = parse(
         "q: key\nk: key[unit_norm]\nv: value\ng: scalar[log_decay]\nb: scalar[0, 2]\nc: scalar[-1, 1]\na: head\n"
-        "u: head[key]\nd: head[value]\nl: head[log_decay]\nw: head[key, log_decay]\nscale: const = K ** -0.5\n"
+        "u: head[key]\nd: head[value, 0, inf]\nl: head[log_decay]\nw: head[key, log_decay]\nscale: const = K ** -0.5\n"
         "S = exp(g + l) * S @ diag(exp(w)) + (b * c * a * v) @ (u * k).T\no = scale * (S @ q) + d\n"
     )
     by_name = {i.name: i for i in spec.inputs}
@@ -54,7 +54,7 @@ def test_declarations() -> None:
     assert domains["q"] == ("real", -math.inf, math.inf)
     assert domains["k"] == ("unit_norm", -1, 1)
     assert domains["g"] == domains["l"] == domains["w"] == ("log_decay", -math.inf, 0)
-    assert domains["b"] == ("interval", 0, 2) and domains["c"] == ("interval", -1, 1)
+    assert domains["b"] == ("interval", 0, 2) and domains["c"] == ("interval", -1, 1) and domains["d"] == ("interval", 0, math.inf)
     assert [i.line for i in spec.inputs] == list(range(1, 13))
 
 
@@ -95,6 +95,7 @@ ERRORS: list[tuple[str, int, int, str, str]] = [
     ("  q: key\n", 1, 3, "syntax error: unexpected indent", "a line starts at the left margin"),
     ("\0", 1, 1, "null bytes", ""),
     ("q: key\nlambda: key\n", 2, 1, "`lambda` is a keyword of Python", "such as `lam`"),
+    ("q: key\nlambda: scalar[log_decay]\nS = exp(lambda) * S\no = S @ q\n", 2, 1, "`lambda` is a keyword of Python", "such as `lam`"),
     ("if = 3\n", 1, 1, "`if` is a keyword of Python", "another name"),
     (HEAD + "S = S + v @ kk.T\n", 5, 13, "unknown name `kk`", "did you mean `k`?"),
     (HEAD + "S = S + v @ e.T\ne = k\n", 5, 13, "unknown name `e`", "assigned on line 6, after this"),
@@ -110,7 +111,7 @@ ERRORS: list[tuple[str, int, int, str, str]] = [
     ("u: head[kee]\n", 1, 9, "unknown domain `kee`", "did you mean `key`?"),
     ("b: scalar[unit_norm]\n", 1, 11, "only a row can have unit norm", "a scalar"),
     ("b: scalar[2, 1]\n", 1, 11, "an empty interval", "low < high"),
-    ("b: scalar[0, inf]\n", 1, 14, "an interval has two numbers", "`inf`"),
+    ("b: scalar[0, nan]\n", 1, 14, "an interval has two numbers", "`nan`"),
     ("q: key\nq: value\n", 2, 1, "`q` is declared twice", "line 1"),
     ("x = 1\nx: key\n", 2, 1, "declared after it was assigned", "declare inputs first"),
     (HEAD + "w: key\n" + REST, 5, 1, "`w` is declared and never used", "remove it"),
@@ -269,6 +270,7 @@ ERRORS: list[tuple[str, int, int, str, str]] = [
     ("z: value = 3\n", 1, 12, "only a const has a default", "write z: value for a tensor, z: const = 3 for a number"),
     ("q: query\n", 1, 4, "unknown axis `query`", "hint: write key"),
     ("q: [B, T, H, K]\n", 1, 4, "unknown axis `[B, T, H, K]`", "hint: write key"),
+    ("A: head[key][log_decay]\n", 1, 4, "unknown axis `head[key][log_decay]`", "hint: write head[key, log_decay]"),
     ("A: param[H]\n", 1, 4, "unknown axis `param`", "hint: write head for one number a head"),
     ("k: key[normalized]\n", 1, 8, "unknown domain `normalized`", "hint: write unit_norm"),
     ("q key\n", 1, 3, "syntax error", "hint: write q: key"),
