@@ -143,9 +143,9 @@ def _times(x: Node, y: Node) -> Shape | Mismatch:
         case (("1", "k" | "v"), ("k" | "v", "1")):
             hint = "an inner product is {x} @ {y}"
         case (("k", "1"), ("v", "k")):
-            hint = "a read is {y} @ {x}; scale the key axis with {y} @ diag({bare_x})"
+            hint = "scale the key axis with {y} @ diag({bare_x}); a read is {y} @ {x}"
         case (("v", "k"), ("k", "1")):
-            hint = "a read is {x} @ {y}; scale the key axis with {x} @ diag({bare_y})"
+            hint = "scale the key axis with {x} @ diag({bare_y}); a read is {x} @ {y}"
         case (("v", "k"), ("1", "k")):
             hint = "scale the key axis with {x} @ diag({yt})"
         case (("1", "k"), ("v", "k")):
