@@ -28,6 +28,7 @@ class KernelText:
     doc: str
     parameters: tuple[str, ...]
     lines: tuple[str, ...]
+    tensors: tuple[Buffer, ...] = ()  # those that it is handed, of a chunk kernel
     extras: tuple[str, ...] = ()  # arguments behind the tensors: those that rows are read from, their steps, and constants of the spec
     steps: tuple[str, ...] = ()  # parameters whose values are nothing to specialise on
     facts: str = ""  # of a chunk kernel: its row in the table that block sizes are chosen from
@@ -44,8 +45,11 @@ def kernel_texts(kernel: Kernel, plan: Schedule, name: str) -> list[KernelText]:
         lines = _program(each, body, shares=len(found) > 1)
         steps = tuple(f"{name}_step_{axis}" for name in lowered.steps_of for axis in "bth")
         extras = (*lowered.rows_of, *(f"*token_steps({name})" for name in lowered.steps_of), *lowered.constants)
-        parameters = tuple(_parameters(each, lowered, steps, "\n".join(lines)))
-        texts.append(KernelText(f"chunk_{each.label}_kernel", _doc(each, len(found) > 1), parameters, lines, extras, steps, _facts(made)))
+        text = re.sub(r"#.*", "", "\n".join(lines))
+        tensors = tuple(b for b in pointers(each) if re.search(rf"\b{b.name}\b", text))
+        parameters = tuple(_parameters(each, tensors, lowered, steps, text))
+        doc = _doc(each, shares=len(found) > 1)
+        texts.append(KernelText(f"chunk_{each.label}_kernel", doc, parameters, lines, tensors, extras, steps, _facts(made)))
     return texts
 
 
@@ -71,7 +75,7 @@ def _under(head: str, lines: Iterable[str]) -> tuple[str, ...]:
     return (head, *(INDENT + line for line in lines))
 
 
-def _doc(kernel: Kernel, shares: bool) -> str:
+def _doc(kernel: Kernel, *, shares: bool) -> str:
     walks = {
         "parallel": f"One program {'GROUP chunks and heads' if kernel.falls == 'steep' else 'a chunk and head'}",
         "forward": "One program a head and tile of value channels, first chunk to last",
@@ -82,13 +86,13 @@ def _doc(kernel: Kernel, shares: bool) -> str:
 
 
 def pointers(kernel: Kernel) -> tuple[Buffer, ...]:
-    """The tensors that a kernel takes, in order, each once."""
+    """The tensors of a kernel, in order, each once. Of some it reads rows alone, by a pointer of their own."""
     ends = [b for b in (kernel.first, kernel.last) if b is not None]
     return tuple({b.name: b for b in (*kernel.loads, *kernel.stores, *ends)}.values())
 
 
-def _parameters(kernel: Kernel, lowered: Lowered, steps: tuple[str, ...], text: str) -> list[str]:
-    names = [*(b.name for b in pointers(kernel)), *(f"{n}_rows" for n in lowered.rows_of), *steps]
+def _parameters(kernel: Kernel, tensors: Sequence[Buffer], lowered: Lowered, steps: tuple[str, ...], text: str) -> list[str]:
+    names = [*(b.name for b in tensors), *(f"{n}_rows" for n in lowered.rows_of), *steps]
     sizes = ["T", "N", "n_chunks"] if kernel.falls == "steep" else ["T", "N"]
     return [*names, *lowered.constants, *sizes, *(f"{c}: tl.constexpr" for c in CONSTANTS if re.search(rf"\b{c}\b", text))]
 
@@ -174,10 +178,10 @@ class LaunchText:
 
 def launch_text(plan: Schedule, normal: NormalForm, texts: Sequence[KernelText]) -> LaunchText:
     """Allocations and launches in order; `texts` are the kernels, forward then backward."""
-    extras = {text.name: text.extras for text in texts}
+    of_kernel = {text.name: text for text in texts}
     saved = {b.name for b in plan.saved}
-    forward = _launches(plan.forward, extras, set(), saved)
-    backward = _launches(plan.backward, extras, set(saved), set())
+    forward = _launches(plan.forward, of_kernel, set(), saved)
+    backward = _launches(plan.backward, of_kernel, set(saved), set())
     return LaunchText(
         tuple(forward),
         tuple(backward),
@@ -258,7 +262,7 @@ def _pass(kernel: Kernel, buffer: Buffer) -> str:
     return f"{name} if at.direct else {tiles}" if kernel.walk != "parallel" and buffer in kernel.stores else tiles
 
 
-def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], made: set[str], saved: set[str]) -> list[str]:
+def _launches(kernels: Sequence[Kernel], texts: Mapping[str, KernelText], made: set[str], saved: set[str]) -> list[str]:
     """Allocations and launches. What is alike and lives equally long is allocated together. Which of the states are None is part of what a
     kernel is specialised on."""
     lines: list[str] = []
@@ -272,7 +276,8 @@ def _launches(kernels: Sequence[Kernel], extras: Mapping[str, tuple[str, ...]], 
         lines += [_allocate(*group) for group in groups.values()]
         states = [f"{b.name} is None" for b in (kernel.first, kernel.last) if b is not None]
         for each in kinds(kernel):
-            arguments = [*(_pass(each, b) for b in pointers(each)), *extras[f"chunk_{each.label}_kernel"]]
+            text = texts[f"chunk_{each.label}_kernel"]
+            arguments = [*(_pass(each, b) for b in text.tensors), *text.extras]
             key = ", ".join((f'"{each.label}"', "shape", *states))
             lines += [f"at = configure({key})", f"at({', '.join(arguments)})"]
     return lines

@@ -32,13 +32,13 @@ class _Fusion:
 
     def rebuilt(self, node: Node, found: Mapping[int, Node]) -> Node:
         terms = self.terms(node, ()) if self.is_add(node) else []
-        counts = Counter(core.op for numbers, core in terms if self.joins(node, numbers, core))
+        counts = Counter(core.op for _, core in terms if self.joins(node, core))
         fused: dict[Op, list[Node]] = {op: [] for op, count in counts.items() if count > 1}
         if not fused:
             return self.graph.again(node, found)
         rest = []
         for numbers, core in terms:
-            if core.op in fused and self.joins(node, numbers, core):
+            if core.op in fused and self.joins(node, core):
                 fused[core.op].append(self.graph.mul(*numbers, found[core.args[0].index]))
             else:
                 rest.append(self.graph.mul(*numbers, found[core.index]))
@@ -63,10 +63,10 @@ class _Fusion:
                 found.append((numbers, arg))
         return found
 
-    def joins(self, node: Node, numbers: tuple[Node, ...], core: Node) -> bool:
-        """Whether the term of a sum can share the sum of others. Scores add up over key tiles as well, where no number stands before."""
+    def joins(self, node: Node, core: Node) -> bool:
+        """Whether the term of a sum can share the sum of others. Scores over levels add up over key tiles as well, each in its own loop."""
         scores = isinstance(core.op, Levels) and "k" not in core.axes
-        return self.is_sum(core) and core.axes == node.axes and not (scores and numbers)
+        return self.is_sum(core) and core.axes == node.axes and not scores
 
     def is_sum(self, node: Node) -> bool:
         """Whether the node is a sum over key channels or over levels that nothing else uses."""

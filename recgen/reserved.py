@@ -46,7 +46,7 @@ BESIDE_INPUTS = frozenset(
 )
 # b_ a tile, h_ a value of one head, i_ an index, m_ a mask, o_ offsets, p_ a pointer; x_step_t is a stride of x, x_rows its rows.
 _LOCAL = re.compile(r"[bhimop]_\w*")
-_OF_BUFFER = re.compile(r"(x\d+|score\w*|inverse\d*|decay_\w+|\w+_in|\w+_out|[A-Z]\d*(_before)?|d[A-Z]\w*)_(step_[bth]|rows)")
+_OF_BUFFER = re.compile(r"(x\d+|score\w*|inverse\d*|decay_\w+|\w+_in|\w+_out|[A-Z]\d*(_before)?|do|d[A-Z]\w*)_(step_[bth]|rows)")
 
 
 def why(name: str, *, an_input: bool) -> str | None:
@@ -69,6 +69,6 @@ def beside(name: str, inputs: list[str]) -> str | None:
     for other in inputs:
         if name == f"d{other}":
             return f"it is the gradient of `{other}` in the emitted code"
-        if name in (f"{other}_step_b", f"{other}_step_t", f"{other}_step_h", f"{other}_rows"):
-            return f"it is a stride or the rows of `{other}` in the emitted code"
+        if re.fullmatch(rf"d?{other}_(step_[bth]|rows)", name):
+            return f"it is a stride or the rows of `{other}` or of its gradient in the emitted code"
     return None

@@ -336,6 +336,8 @@ def schedule(tile: TileGraph, hardware: Hardware = H200, sizes: Sizes | None = N
         plan.buffer(leaf)
     forward, saved = _forward(plan)
     backward = _backward(plan, saved)
+    loaded = {b.name for kernel in backward for b in kernel.loads}
+    saved = tuple(b for b in saved if b.name in loaded)
     result = _settle(Schedule(tile, forward, backward, saved, plan.sizes, hardware))
     result.verify()
     return result

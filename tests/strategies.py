@@ -37,6 +37,7 @@ KEYS = {
     "(w{0} * {0})": ("{0}: key", "w{0}: head[key]"),
     "(exp(e{0}) * {0})": ("{0}: key", "e{0}: key[-1, 0]"),
     "softplus({0})": ("{0}: key",),
+    "l2norm({0})": ("{0}: key",),
 }
 STRENGTHS = {
     "{0}": ("{0}: scalar[unit]",),
@@ -70,6 +71,19 @@ p1 = S @ q1
 S = S @ diag(exp(g))
 S = S + (D * v) @ k1.T
 o = p0 + hg * p1
+"""
+# Scores of one read, of which one waits for the norm of a row.
+NORMED_READ = """
+q: key
+p: key
+k: key
+v: value
+g: key[log_decay]
+
+r = S @ l2norm(p)
+S = S @ diag(exp(g))
+S = S + v @ k.T
+o = S @ q + r
 """
 # A gradient kernel with more products of cotangents than shared memory holds.
 CROWDED = """

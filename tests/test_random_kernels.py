@@ -20,7 +20,7 @@ from recgen.normalize import normalize
 from recgen.parse import parse
 from recgen.sample import draw, error, results
 from tests.interpreter import Interpret, interpreter
-from tests.strategies import CROWDED, TWO_READS, recurrences
+from tests.strategies import CROWDED, NORMED_READ, TWO_READS, recurrences
 
 SPECS = int(os.environ.get("RECGEN_SPECS", "20"))
 LIMIT = 1e-3  # of rms(x - ref) / rms(ref)
@@ -59,6 +59,7 @@ def errors(text: str, T: int, gate: str | None) -> dict[str, float]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 @example(text=TWO_READS, T=33, gate="-5")
+@example(text=NORMED_READ, T=33, gate="-5")
 @example(text=CROWDED, T=33, gate=None)
 @example(text=CROWDED, T=33, gate="mixed")
 @given(text=recurrences(), T=st.sampled_from([1, 33, 65]), gate=st.sampled_from([None, "0", "-0.5", "-5", "mixed"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recgen import primitives
 from recgen.chunk import chunk
-from recgen.emit_chunk import kernel_texts
+from recgen.emit_chunk import KernelText, kernel_texts
 from recgen.normalize import NormalForm, normalize
 from recgen.parse import parse
 from recgen.reference import reference_source
@@ -26,6 +28,7 @@ from tests.torch_path import compiled
 
 LIMIT = 1e-9  # of rms(x - ref) / rms(ref), all in fp64
 FLOOR = 1e-6  # the least rms that counts, of the largest there is: what cancels to less has no more digits than that
+KNOWN = frozenset({*vars(primitives), "range", "float"})  # in every kernel
 SPECS = int(os.environ.get("RECGEN_SPECS", "200"))
 COMPARED = settings(
     max_examples=SPECS,
@@ -69,11 +72,27 @@ def test_every_level_is_the_token_loop(text: str, T: int, K: int, V: int, gate: 
     graph.verify()
     _compare_graph(graph, env, start, upstream, d_state, wanted, least)
     plan = schedule(graph)
+    assert {b.name for b in plan.saved} <= {b.name for kernel in plan.backward for b in kernel.loads}
     for kernel in (*plan.forward, *plan.backward):
-        kernel_texts(kernel, plan, "drawn")
+        for made in kernel_texts(kernel, plan, "drawn"):
+            _check_names(made)
     found = results(compiled(graph, K, V), inputs, upstream, initial_state=state, state_grad=d_state)
     for name, x in found.items():
         assert error(x, wanted[name], least) < LIMIT, f"torch, {name}: {error(x, wanted[name], least):.1e}"
+
+
+def _check_names(kernel: KernelText) -> None:
+    """What a kernel uses is a parameter, a function, or a line before; and it uses every tensor that it is handed."""
+    used, made = dict[str, int](), dict[str, int]()
+    for node in ast.walk(ast.parse("\n".join(kernel.lines))):
+        if isinstance(node, ast.Name):
+            lines = made if isinstance(node.ctx, ast.Store) else used
+            lines[node.id] = min(node.lineno, lines.get(node.id, node.lineno))
+    parameters = {p.split(":")[0] for p in kernel.parameters}
+    for name, line in used.items():
+        known = name in parameters or name in KNOWN or made.get(name, line + 1) <= line
+        assert known, f"{kernel.name} uses {name} before it is made"
+    assert {b.name for b in kernel.tensors} <= used.keys(), kernel.name
 
 
 def _rows(normal: NormalForm) -> list[InputRow]:

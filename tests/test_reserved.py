@@ -79,6 +79,8 @@ PROBE = "{q}: key\n{k}: key\n{v}: value\n{g}: scalar[log_decay]\nS = exp({g}) * 
         ({"q": "score_rows"}, 1, "`score_rows` is reserved: the emitted code uses it beside the inputs"),
         ({"q": "dk"}, 1, "`dk` is reserved: it is the gradient of `k`"),
         ({"v": "k_step_t"}, 3, "`k_step_t` is reserved: it is a stride or the rows of `k`"),
+        ({"g": "dv_step_t"}, 4, "`dv_step_t` is reserved: it is a stride or the rows of `v` or of its gradient"),
+        ({"g": "do_step_b"}, 4, "`do_step_b` is reserved: the emitted code uses it beside the inputs"),
         ({"k": "softplus"}, 2, "`softplus` is reserved: it is a function"),
     ],
 )
