@@ -56,6 +56,7 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
         "equation": "\n".join(line.rstrip() for line in spec.source.splitlines() if re.match(r"\s*\w+\s*=", line)),
         "arguments": arguments,
         "constants": constants,
+        "raw_decays": _raw_decays(normal),
         "exports": sorted(names),
         "all": sorted([*names, f"reference_{normal.name}", "INPUTS"]),
         "inputs": [repr((a.name, a.axes, a.domain, a.low, a.high)) for a in arguments],
@@ -80,6 +81,16 @@ def emit(spec: Spec, normal: NormalForm, form: ChunkForm | None, tile: TileGraph
     ]
     rendered = {file: environment.get_template(f"{file}.j2").render(context) for file in files}
     return rendered | {f"{normal.name}.rec": "".join(f"{line}\n" for line in spec.source.splitlines())}
+
+
+def _raw_decays(normal: NormalForm) -> list[str]:
+    """The inputs of a token that nothing but the decay is made of, and that are no log of it: they take it from one end to the other."""
+    decays = {symbol for step in normal.steps for symbol in step.decay.free_symbols}
+    rows = [row for step in normal.steps for e in step.events for row in (e.read, e.write, e.static) if row is not None]
+    rows += [row for read in normal.reads for row in (read.query, read.gain)]
+    elsewhere = {symbol for row in (*rows, normal.direct) for symbol in row.free_symbols}
+    only = {symbol.name for symbol in decays - elsewhere}
+    return [i.name for i in normal.inputs if i.name in only and "t" in (i.axes or ()) and i.domain.kind != "log_decay"]
 
 
 def _value(normal: NormalForm) -> Input:

@@ -221,6 +221,17 @@ def test_emitted_tests_run_the_kernels_in_the_interpreter(run_python: RunPython)
     assert "test_lengths[15-dtype0-recurrent]" in shown
 
 
+def test_emitted_tests_take_raw_gates_to_both_ends(run_python: RunPython, tmp_path: Path) -> None:
+    """`b` is part of a correction as well, and stays as it is drawn."""
+    lines = ("q: key", "k: key[unit_norm]", "v: value", "f: key", "a: scalar[unit]", "b: scalar[unit]")
+    update = ("S = a * b * S @ diag(sigmoid(f))", "S = S + b * (v - S @ k) @ k.T", "o = S @ q")
+    (tmp_path / "raw.rec").write_text("\n".join((*lines, *update, "")))
+    run_python("-m", "recgen", "generate", str(tmp_path / "raw.rec"), "--out", str(tmp_path))
+    assert 'RAW = ["f", "a"]' in (tmp_path / "raw" / "test_parity.py").read_text()
+    shown = run_python("-m", "pytest", "-q", str(tmp_path / "raw"), "-k", "test_gates and not gpu", "-rA").stdout
+    assert shown.count("PASSED") == 4 * 2 * 3  # regimes, dtypes, modes
+
+
 def test_importing_an_emitted_package_adds_at_most_50_ms(run_python: RunPython) -> None:
     code = "import time, torch, triton, triton.language; t = time.process_time(); import generated.kda; print(time.process_time() - t)"
     assert min(float(run_python("-c", code).stdout) for _ in range(3)) < 0.05
