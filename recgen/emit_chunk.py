@@ -10,14 +10,12 @@ from .fuse import fuse_sums
 from .lower import ROW, by_pointer, by_row, lower, rows_name
 from .normalize import NormalForm
 from .ops import Dot, Inverse, Node, per_channel
-from .schedule import Buffer, Kernel, Schedule
+from .schedule import CONSTANTS, Buffer, Kernel, Schedule
 from .scores import expand, kinds
 from .statements import Loop, Lowered
 
 INDENT = "    "
 LEVELS = "for i_l in tl.range(0, levels(C), num_stages=1):  # blocks of 2, 4, ... C tokens"
-# The constants of a kernel, as far as it uses them.
-CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES", "GROUP")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,13 +64,14 @@ class _Fusion:
         return found
 
     def joins(self, node: Node, core: Node) -> bool:
-        """Whether the term of a sum can share the sum of others. Scores over levels add up over key tiles as well, each in its own loop."""
-        scores = isinstance(core.op, Levels) and "k" not in core.axes
-        return self.is_sum(core) and core.axes == node.axes and not scores
+        """Whether the term of a sum can share the sum of others."""
+        return self.is_sum(core) and core.axes == node.axes
 
     def is_sum(self, node: Node) -> bool:
-        """Whether the node is a sum over key channels or over levels that nothing else uses."""
-        return node.op in (Sum("k"), Levels()) and node.index not in self.have and self.uses[node.index] == 1
+        """Whether the node is a sum over key channels, or of key tiles over levels, that nothing else uses. Scores over levels add up over
+        key tiles as well, each in its own loop."""
+        sums = node.op == Sum("k") or (isinstance(node.op, Levels) and "k" in node.axes)
+        return sums and node.index not in self.have and self.uses[node.index] == 1
 
     @staticmethod
     def over_keys(node: Node) -> bool:

@@ -287,13 +287,14 @@ class Lowering:
         if key not in self.memo:
             early = self.scan and len(natural) < 2  # their latencies overlap at the head of the loop
             self.memo[key] = self.emit(node, self.address(buffer), scope, plain=False, axes=natural, rank=-1 if early else 0)
-        if order == natural:
-            return self.memo[key]
-        return self.emit(node, f"tl.trans({self.memo[key]})", scope, plain=True, axes=order)
+        return self._turned(node, self.memo[key], order, scope)
 
     def _transposed(self, node: Node, order: Axes, name: str) -> str:
-        value = self._result(name, self.scope(node))
-        return value if order == node.axes else self.emit(node, f"tl.trans({value})", self.scope(node), plain=True, axes=order)
+        return self._turned(node, self._result(name, self.scope(node)), order, self.scope(node))
+
+    def _turned(self, node: Node, value: str, order: Axes, scope: int) -> str:
+        """The value, which has the node's axes, in orientation `order`."""
+        return value if order == node.axes else self.emit(node, f"tl.trans({value})", scope, plain=True, axes=order)
 
     def address(self, buffer: Buffer) -> str:
         name, axes = buffer.name, buffer.node.axes
@@ -361,18 +362,12 @@ class Lowering:
         self.at = loop
         name = self._accumulator(node, order, SCOPES * loop + BODY)
         for term in _terms(node):
-            self._add_share(name, term, order)
+            share = term.args[0] if isinstance(term.op, Levels) else term  # of each level
+            part = EACH_LEVEL if share.index in self.levelled else (BEHIND if self._is_behind(share.args) else BODY)
+            added = f"{name} = {self._dot(share, order, name)}" if isinstance(share.op, Dot) else f"{name} += {self._share(share, order)}"
+            self.line(SCOPES * loop + part, added, share, order)
         self.at = asked
         return self._result(name, self.scope(node))
-
-    def _add_share(self, name: str, node: Node, order: Axes) -> None:
-        if isinstance(node.op, Levels):
-            for term in _terms(node.args[0]):
-                self._add_share(name, term, order)
-            return
-        part = EACH_LEVEL if node.index in self.levelled else (BEHIND if self._is_behind(node.args) else BODY)
-        added = f"{name} = {self._dot(node, order, name)}" if isinstance(node.op, Dot) else f"{name} += {self._share(node, order)}"
-        self.line(SCOPES * self.at + part, added, node, order)
 
     def _share(self, node: Node, order: Axes) -> str:
         """The share of one key tile."""
@@ -389,7 +384,7 @@ class Lowering:
     def _add_levels(self, node: Node, order: Axes) -> str:
         """A key tile that every level of a steep chunk adds to; the total is there behind the loop over the levels."""
         if order != node.axes:
-            return self.emit(node, f"tl.trans({self.value(node, node.axes)})", self.where(node), plain=True, axes=order)
+            return self._turned(node, self.value(node, node.axes), order, self.where(node))
         (term,) = node.args
         name = self._accumulator(node, order, self.where(term))
         self.line(self.where(term), f"{name} += {self.number(term, order)}", term, order)
@@ -454,8 +449,7 @@ class Lowering:
                 flip: dict[Axis, Axis] = {"t": "s", "s": "t"}
                 return self.value(inner, tuple(flip.get(a, a) for a in order))
             case Segment():
-                natural = self.emit(node, self._segment(node), scope, plain=False, axes=node.axes)
-                return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
+                return self._turned(node, self.emit(node, self._segment(node), scope, plain=False, axes=node.axes), order, scope)
             case Side(upper_zero=upper_zero, lower_zero=lower_zero):
                 return self.emit(node, f"side_of_middle(o_t, i_l, {upper_zero}, {lower_zero})", scope, plain=True, axes=order)
             case Rows() | Scatter():
@@ -470,8 +464,7 @@ class Lowering:
                 return self.emit(node, text, scope, plain=False, axes=order)
             case Inverse():
                 text = f"unit_lower_inverse({self.number(node.args[0], ('t', 's'))}, XD, PRECISION)"
-                natural = self.emit(node, text, scope, plain=False, axes=("t", "s"))
-                return natural if order == ("t", "s") else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
+                return self._turned(node, self.emit(node, text, scope, plain=False, axes=node.axes), order, scope)
             case Dot():
                 return self.emit(node, self._dot(node, order, None), scope, plain=False, axes=order)
             case Load():
@@ -514,8 +507,7 @@ class Lowering:
                 if kind != "middle":
                     return self.row(buffer, "C - 1" if kind == "last" else "C // 2 - 1", node)
                 text = f"load_rows({self.rows(buffer)}, i_c * C + middle_of_block(o_t, i_l), o_k, K)"
-                natural = self.emit(node, text, scope, plain=False, axes=node.axes)
-                return natural if order == node.axes else self.emit(node, f"tl.trans({natural})", scope, plain=True, axes=order)
+                return self._turned(node, self.emit(node, text, scope, plain=False, axes=node.axes), order, scope)
             case Scatter():
                 value = self.number(node.args[0], node.args[0].axes)
                 return self.emit(node, f"tl.where(o_t[:, None] == C - 1, {value}[None, :], 0.0)", scope, plain=True, axes=node.axes)

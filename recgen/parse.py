@@ -87,7 +87,7 @@ class _Parser(Expressions):
         except SyntaxError as e:
             line, col = min(e.lineno or 1, len(self.rows)), max(e.offset or 1, 1)
             for declared in range(1, line + 1):
-                self.refuse_keyword(declared, used=self.rows[line - 1])
+                self.refuse_keyword(declared, used=line)
             what = re.split(r"\. | \(detected", e.msg)[0]  # without the advice for Python
             if what == "unexpected indent":
                 col = len(self.rows[line - 1]) - len(self.rows[line - 1].lstrip()) + 1
@@ -98,12 +98,11 @@ class _Parser(Expressions):
         except (ValueError, RecursionError, MemoryError) as e:
             raise self.error((1, 1), f"this text cannot be read: {e or type(e).__name__}") from None
 
-    def refuse_keyword(self, line: int, used: str | None = None) -> None:
-        """A keyword of Python at the start of a declaration or an equation, if it stands in the row `used`. (`lambda: x` is Python; what
+    def refuse_keyword(self, line: int, used: int) -> None:
+        """A keyword of Python at the start of a declaration or an equation, if it stands on the line `used`. (`lambda: x` is Python; what
         uses it then is none.)"""
-        row = self.rows[line - 1]
-        word = re.match(r"\s*(\w+)\s*[:=]", row)
-        if word and keyword.iskeyword(word[1]) and re.search(rf"\b{word[1]}\b", row if used is None else used):
+        word = re.match(r"\s*(\w+)\s*[:=]", self.rows[line - 1])
+        if word and keyword.iskeyword(word[1]) and re.search(rf"\b{word[1]}\b", self.rows[used - 1]):
             hint = f"choose another name, such as `{word[1][:3]}`"
             at = (line, word.start(1) + 1)
             raise self.error(at, f"`{word[1]}` is a keyword of Python", expected="a name", found=f"`{word[1]}`", hint=hint) from None
@@ -124,7 +123,7 @@ class _Parser(Expressions):
                 indexed = hints.of_expression(first)
                 raise self.error(s, what, expected="NAME = expression", found=f"`{found} = ...`", hint=indexed)
             case _:
-                self.refuse_keyword(s.lineno)
+                self.refuse_keyword(s.lineno, used=s.lineno)
                 found = f"`{ast.unparse(s).splitlines()[0]}`"
                 raise self.error(s, "not a statement of a spec", expected=STATEMENT, found=found, hint=self.meant(s))
 

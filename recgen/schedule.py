@@ -25,9 +25,9 @@ PARALLEL = 1.0  # the gradient kernel is the largest: what it does twice, it doe
 
 MANY = 12  # products in one kernel, beyond which its tiles no longer stay in registers
 
-# What a kernel's other parameters are called.
-KERNEL = frozenset({"B", "T", "H", "K", "V", "N", "C", "M", "P", "BK", "BV", "NV", "n_chunks"})
-KERNEL |= {"ED", "XD", "PRECISION", "SPAN", "STAGES", "DIRECT", "GROUP"}
+# The constants of a kernel, as far as it uses them; and what else its parameters and sizes are called.
+CONSTANTS = ("H", "K", "V", "C", "BK", "BV", "ED", "XD", "PRECISION", "SPAN", "DIRECT", "STAGES", "GROUP")
+KERNEL = frozenset({*CONSTANTS, "B", "T", "N", "M", "P", "NV", "n_chunks"})
 
 Layout = Literal["token", "chunk", "head", "share", "state"]
 Falls = Literal["even", "steep"]  # how a decay per channel may be, where it makes a difference: scores.py

@@ -93,9 +93,9 @@ class Expansion:
             seen = graph.mul(self.between(decays), apart)
             seen = graph.mask(seen, "strict") if decays[0] is decays[2] else seen
             return self.given(op, seen, a, kappa, graph.const(1.0), graph.const(1.0))
-        if self.kind == "even":
-            return self.given(op, graph.mask(apart, "strict"), a, kappa, *self.anchored(decays))
-        return graph.levels(self.given(op, graph.mask(apart, "across"), a, kappa, *self.anchored(decays)))
+        seen = graph.mask(apart, "strict" if self.kind == "even" else "across")
+        given = self.given(op, seen, a, kappa, *self.anchored(decays))
+        return given if self.kind == "even" else graph.levels(given)
 
     def given(self, op: Pull, seen: Node, a: Node, kappa: Node, to_read: Node, to_write: Node) -> Node:
         """What one matrix of cotangents gives to a side, through rows that are decayed to an anchor."""
